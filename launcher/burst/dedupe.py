@@ -1,0 +1,95 @@
+"""Finding equal rows among millions in little memory: hashes are sorted into buckets on disk, one bucket is held at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import struct
+import tempfile
+from dataclasses import dataclass, field
+from typing import IO, NamedTuple
+
+_RECORD = struct.Struct("<8sBQ")  # hash, 1 for evaluation rows, (file index << 40 | line)
+_BUCKETS = 64
+_FLUSH_BYTES = 1 << 18
+_EXAMPLES = 5
+
+
+class Place(NamedTuple):
+    """A row's file (index) and line."""
+
+    file: int
+    line: int
+
+
+@dataclass
+class Duplicates:
+    """``repeated`` rows equal an earlier one of the same split; ``leaked`` evaluation rows also stand in train.
+
+    Examples are pairs (row, the row it equals), in file order.
+    """
+
+    repeated: int = 0
+    leaked: int = 0
+    repeated_examples: list[tuple[Place, Place]] = field(default_factory=list)
+    leaked_examples: list[tuple[Place, Place]] = field(default_factory=list)
+
+
+class Finder:
+    """Collects row hashes; ``finish`` answers which rows are equal (by a 64-bit hash of their content)."""
+
+    def __init__(self) -> None:
+        self._buffers = [bytearray() for _ in range(_BUCKETS)]
+        self._files: list[IO[bytes] | None] = [None] * _BUCKETS
+        self._stack = contextlib.ExitStack()
+
+    def add(self, content: bytes, place: Place, evaluation: bool) -> None:
+        digest = hashlib.blake2b(content, digest_size=8).digest()
+        bucket = digest[0] % _BUCKETS
+        buffer = self._buffers[bucket]
+        buffer += _RECORD.pack(digest, evaluation, place.file << 40 | place.line)
+        if len(buffer) >= _FLUSH_BYTES:
+            self._flush(bucket)
+
+    def finish(self) -> Duplicates:
+        found = Duplicates()
+        with self._stack:
+            for bucket in range(_BUCKETS):
+                _compare(self._records(bucket), found)
+        found.repeated_examples = sorted(found.repeated_examples)[:_EXAMPLES]
+        found.leaked_examples = sorted(found.leaked_examples)[:_EXAMPLES]
+        return found
+
+    def _flush(self, bucket: int) -> None:
+        file = self._files[bucket]
+        if file is None:
+            file = self._files[bucket] = self._stack.enter_context(tempfile.TemporaryFile(prefix="burst-rows-"))
+        file.write(self._buffers[bucket])
+        self._buffers[bucket].clear()
+
+    def _records(self, bucket: int) -> bytes:
+        file = self._files[bucket]
+        if file is None:
+            return bytes(self._buffers[bucket])
+        file.seek(0)
+        return file.read() + bytes(self._buffers[bucket])
+
+
+def _compare(records: bytes, found: Duplicates) -> None:
+    seen: tuple[dict[bytes, int], dict[bytes, int]] = ({}, {})
+    rows = list(_RECORD.iter_unpack(records))
+    for digest, evaluation, place in rows:
+        first = seen[evaluation].setdefault(digest, place)
+        if first != place:
+            found.repeated += 1
+            if len(found.repeated_examples) < 64:
+                found.repeated_examples.append((_place(place), _place(first)))
+    for digest, place in seen[1].items():
+        if digest in seen[0]:
+            found.leaked += 1
+            if len(found.leaked_examples) < 64:
+                found.leaked_examples.append((_place(place), _place(seen[0][digest])))
+
+
+def _place(packed: int) -> Place:
+    return Place(packed >> 40, packed & (1 << 40) - 1)

@@ -1,0 +1,174 @@
+"""Bringing an adapter home: pull, verify, adopt.
+
+A file only counts when its size and hash are those of the seal. What was pulled before a cut is kept and continued; an
+adapter that is already there and good stays as it is, and a good one is never replaced by a bad one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from burst_payload import records, seal
+from burst_payload.manifest import Entry
+
+from burst.errors import BurstError, InvalidInput, VerificationFailed
+
+OpenFile = Callable[[str, int], BinaryIO]
+"""Opens ``adapter/NAME`` of a run's output folder at a byte offset."""
+
+_MAX_SEAL_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """An adapter at its destination. ``pulled_bytes`` is 0 where it was there already."""
+
+    folder: Path
+    seal: seal.Seal
+    pulled_bytes: int
+
+
+def fetch(open_file: OpenFile, destination: Path, *, bundle_id: str | None,
+          progress: Callable[[int], None] | None = None) -> Fetched:
+    """Pull a sealed adapter into ``destination`` and verify it there.
+
+    Args:
+        open_file: where the files come from.
+        destination: the adapter's folder here.
+        bundle_id: the bundle that must have made it; None accepts any.
+        progress: is told the bytes of each chunk.
+
+    Raises:
+        BurstError: the adapter is not sealed yet, or the source broke off (run it again: it continues).
+        VerificationFailed: what arrived is not what was sealed; the destination is as it was before.
+        InvalidInput: the destination is a folder of something else.
+    """
+    destination = destination.absolute()
+    sealed = _pull_seal(open_file)
+    if bundle_id is not None and sealed.bundle_id != bundle_id:
+        raise VerificationFailed(f"the adapter was made by bundle {sealed.bundle_id[:12]}, not by this run's {bundle_id[:12]}",
+                                 "look at the run's folder: another run wrote into it")
+    recover(destination)
+    if destination.exists() or destination.is_symlink():
+        if _is_good(destination, sealed):
+            return Fetched(destination, sealed, 0)
+        _refuse_foreign(destination)
+    partial = destination.with_name(f".{destination.name}.partial")
+    partial.mkdir(parents=True, exist_ok=True)
+    pulled = sum(_pull(open_file, entry, partial, progress) for entry in sealed.files)
+    records.write_json(partial / seal.SEAL_NAME, json.loads(_read_seal(open_file)))
+    _remove_strangers(partial, sealed)
+    try:
+        verified = seal.verify_seal(partial)
+    except seal.SealError as error:
+        raise VerificationFailed(f"what was fetched is not what was sealed: {error}",
+                                 "run burst fetch again; what is at the destination was left alone") from error
+    _swap(partial, destination)
+    return Fetched(destination, verified, pulled)
+
+
+def recover(destination: Path) -> None:
+    """Finish a swap that was killed half-way: an adapter that was moved aside goes back where no new one stands."""
+    for aside in destination.parent.glob(f".{destination.name}.old-*"):
+        if not destination.exists():
+            with suppress(OSError):
+                os.rename(aside, destination)
+                continue
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def verify(folder: Path) -> seal.Seal:
+    """Check an adapter folder against its seal. Raises ``VerificationFailed``."""
+    try:
+        return seal.verify_seal(folder)
+    except seal.SealError as error:
+        raise VerificationFailed(f"{folder} does not verify: {error}", "fetch it again: burst fetch RUN") from error
+
+
+def _pull_seal(open_file: OpenFile) -> seal.Seal:
+    try:
+        return seal.parse_seal(json.loads(_read_seal(open_file)))
+    except FileNotFoundError:
+        raise BurstError("there is no sealed adapter yet", "watch the run with: burst logs -f") from None
+    except (ValueError, seal.SealError) as error:
+        raise VerificationFailed(f"the seal cannot be used: {error}", "look at the run's folder") from error
+
+
+def _read_seal(open_file: OpenFile) -> bytes:
+    with open_file(f"adapter/{seal.SEAL_NAME}", 0) as file:
+        return file.read(_MAX_SEAL_BYTES)
+
+
+def _pull(open_file: OpenFile, entry: Entry, partial: Path, progress: Callable[[int], None] | None) -> int:
+    """Pull one file, continuing what is there. Returns the bytes that came over."""
+    path = partial / entry.path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for fresh in (False, True):
+        have = path.stat().st_size if path.is_file() and not fresh else 0
+        if have > entry.size_bytes:
+            have = 0
+        pulled = 0
+        if have < entry.size_bytes or have == 0:
+            pulled = _copy(open_file, entry, path, have, progress)
+        if path.stat().st_size == entry.size_bytes and records.sha256_file(path) == entry.sha256:
+            return pulled
+    path.unlink()
+    raise VerificationFailed(f"{entry.path} arrived with another size or hash than it was sealed with",
+                             "run burst fetch again; what is at the destination was left alone")
+
+
+def _copy(open_file: OpenFile, entry: Entry, path: Path, offset: int, progress: Callable[[int], None] | None) -> int:
+    copied = 0
+    try:
+        with open_file(f"adapter/{entry.path}", offset) as source, open(path, "r+b" if offset else "wb") as target:
+            target.seek(offset)
+            while chunk := source.read(records.CHUNK_BYTES):
+                target.write(chunk)
+                copied += len(chunk)
+                if progress is not None:
+                    progress(len(chunk))
+            target.truncate()
+            target.flush()
+            os.fsync(target.fileno())
+    except FileNotFoundError as error:
+        raise VerificationFailed(f"{entry.path} is sealed but not there", "look at the run's folder") from error
+    return copied
+
+
+def _is_good(destination: Path, sealed: seal.Seal) -> bool:
+    try:
+        return seal.verify_seal(destination).seal_id == sealed.seal_id
+    except (seal.SealError, OSError):
+        return False
+
+
+def _refuse_foreign(destination: Path) -> None:
+    """Only what burst put there, or an empty folder, may be replaced."""
+    if destination.is_symlink() or not destination.is_dir():
+        raise InvalidInput(f"{destination} is not a folder", "give another -o")
+    if any(destination.iterdir()) and not (destination / seal.SEAL_NAME).is_file():
+        raise InvalidInput(f"{destination} holds something that burst did not put there", "give another -o, or move it away")
+
+
+def _remove_strangers(partial: Path, sealed: seal.Seal) -> None:
+    wanted = {entry.path for entry in sealed.files} | {seal.SEAL_NAME}
+    for path in partial.rglob("*"):
+        if path.is_file() and path.relative_to(partial).as_posix() not in wanted:
+            path.unlink()
+
+
+def _swap(partial: Path, destination: Path) -> None:
+    """Put a verified folder in place; the former one goes only after the new one stands."""
+    aside = destination.with_name(f".{destination.name}.old-{uuid.uuid4().hex[:8]}")
+    if destination.exists():
+        os.rename(destination, aside)
+    records.publish_directory(partial, destination)
+    shutil.rmtree(aside, ignore_errors=True)

@@ -1,0 +1,189 @@
+"""JSONL files read as a stream of rows, in memory that does not grow with the file.
+
+Lines end with ``\\n`` only: U+2028 and U+0085 inside a string are text. What can be read safely is read and noted (a byte
+order mark, CRLF, blank lines); everything else is a problem of its line.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orjson
+from burst_payload.rows import Problem
+
+CHUNK_BYTES = 1 << 20
+MAX_LINE_BYTES = 64 << 20
+"""A row of this size is no training example: the file is something else."""
+
+_ENCODINGS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"PK\x03\x04": "zip", b"\x1f\x8b": "gzip"}
+_UNUSUAL_BREAKS = (b"\xe2\x80\xa8", b"\xe2\x80\xa9", b"\xc2\x85")  # U+2028, U+2029, U+0085
+
+Report = Callable[[int, Problem], None]
+
+
+class Line(NamedTuple):
+    """Line ``number`` (from 1) and the object that stands in it."""
+
+    number: int
+    row: dict[str, Any]
+
+
+def read(path: Path, report: Report) -> Iterator[Line]:
+    """Yield the objects of a file; everything else goes to ``report(line_number, problem)``.
+
+    Problems whose kind starts with ``note-`` were read safely; the others are lines that are not yielded.
+    """
+    found_any = False
+    for number, line, last in _lines(path, report):
+        row = _parse(number, line, last, report)
+        found_any = found_any or bool(line)
+        if row is not None:
+            yield Line(number, row)
+    if not found_any:
+        report(0, Problem("empty-file", "the file is empty", "write one JSON object a line"))
+
+
+def _lines(path: Path, report: Report) -> Iterator[tuple[int, bytes, bool]]:
+    """Non-blank lines with their number, and whether the line ends the file without a line break."""
+    number, rest, blank, crlf = 0, b"", 0, 0
+    unusual: int | None = None
+    with open(path, "rb", buffering=0) as file:
+        chunk = file.read(CHUNK_BYTES)
+        for magic, name in _ENCODINGS.items():
+            if chunk.startswith(magic):
+                report(0, Problem("not-utf8", f"the file is {name}, not UTF-8 text", "save it as UTF-8 JSONL"))
+                return
+        if chunk.startswith(b"\xef\xbb\xbf"):
+            report(1, Problem("note-bom", "starts with a UTF-8 byte order mark, left out", "save without BOM"))
+            chunk = chunk[3:]
+        while chunk:
+            block = rest + chunk
+            carriage = b"\r" in block
+            odd = unusual is None and any(mark in block for mark in _UNUSUAL_BREAKS)
+            pieces = block.split(b"\n")
+            rest = pieces.pop()
+            for line in pieces:
+                number += 1
+                if carriage and line.endswith(b"\r"):
+                    line, crlf = line[:-1], crlf + 1  # noqa: PLW2901
+                if odd and unusual is None and any(mark in line for mark in _UNUSUAL_BREAKS):
+                    unusual = number
+                if line and not line.isspace():
+                    yield number, line, False
+                else:
+                    blank += 1
+            if len(rest) > MAX_LINE_BYTES:
+                report(number + 1, Problem("line-too-long", f"the line is longer than {MAX_LINE_BYTES >> 20} MiB",
+                                           "write one JSON object a line"))
+                return
+            chunk = file.read(CHUNK_BYTES)
+        if rest and not rest.isspace():
+            yield number + 1, rest.removesuffix(b"\r"), True
+    if crlf:
+        report(0, Problem("note-crlf", f"{crlf:,} lines end with CRLF; read as LF", "no need to act"))
+    if blank:
+        report(0, Problem("note-blank", f"{blank:,} blank lines, passed over", "no need to act"))
+    if unusual is not None:
+        report(unusual, Problem("note-breaks", "U+2028, U+2029 or U+0085 inside a string, kept as text", "no need to act"))
+
+
+def _parse(number: int, line: bytes, last: bool, report: Report) -> dict[str, Any] | None:
+    """The object of one line, or None after a report."""
+    try:
+        row = orjson.loads(line)
+        if b'"tool' in line:  # orjson turns integers over 64 bits into floats; in tool schemas and calls that would show
+            row = json.loads(line, object_pairs_hook=_no_duplicates)
+    except _DuplicateKeyError as error:
+        report(number, _duplicate(error.key))
+        return None
+    except (ValueError, RecursionError) as error:
+        report(number, _why(number, line, last, error))
+        return None
+    if not isinstance(row, dict):
+        report(number, Problem("not-an-object", "the line is not a JSON object", "write one JSON object a line"))
+        return None
+    if not _keys_are_unique(line, row):
+        try:
+            json.loads(line, object_pairs_hook=_no_duplicates)
+        except _DuplicateKeyError as error:
+            report(number, _duplicate(error.key))
+            return None
+        except RecursionError:
+            report(number, Problem("too-deep", "the JSON is nested too deep", "write one flat row a line"))
+            return None
+    return row
+
+
+def _keys_are_unique(line: bytes, row: dict[str, Any]) -> bool:
+    """A fast, one-sided test: True only where no key can stand twice.
+
+    In JSON text a quote followed by a colon closes a key, unless the quote is escaped. Where spaces before a colon or
+    escaped backslashes make that count unsure, the answer is False and the exact parser decides.
+    """
+    escaped = line.count(b'\\":')
+    if escaped and b'\\\\":' in line:
+        return False
+    if b"\r" in line or b'" :' in line or b'"\t:' in line or b'"\r:' in line or b'"  ' in line or b'"\t' in line or b'" \t' in line:
+        return False
+    return line.count(b'":') - escaped == _count_keys(row)
+
+
+def _count_keys(value: Any) -> int:
+    kind = type(value)
+    if kind is dict:
+        count = len(value)
+        for item in value.values():
+            if type(item) is dict or type(item) is list:
+                count += _count_keys(item)
+        return count
+    count = 0
+    for item in value:
+        if type(item) is dict or type(item) is list:
+            count += _count_keys(item)
+    return count
+
+
+class _DuplicateKeyError(ValueError):
+    def __init__(self, key: str) -> None:
+        super().__init__(key)
+        self.key = key
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise _DuplicateKeyError(key)
+            seen.add(key)
+    return result
+
+
+def _duplicate(key: str) -> Problem:
+    return Problem("duplicate-key", f"the key {key!r} stands twice in one object", "keep one of them")
+
+
+def _why(number: int, line: bytes, last: bool, error: Exception) -> Problem:
+    """The likeliest reason why a line is not JSON, in words that help."""
+    try:
+        text = line.decode()
+    except UnicodeDecodeError as decode_error:
+        return Problem("not-utf8", f"invalid UTF-8 at byte {decode_error.start + 1} of the line", "save the file as UTF-8")
+    if "\0" in text:
+        return Problem("nul", "a NUL byte in the line", "remove it; the file may have been cut or filled by a crash")
+    stripped = text.strip()
+    if number == 1 and stripped.startswith("["):
+        return Problem("json-array", "this is a JSON array, not JSONL", "write one object a line: jq -c '.[]' FILE")
+    if stripped in ("{", "[") or (number == 1 and stripped.startswith("{") and not stripped.endswith("}") and not last):
+        return Problem("pretty-json", "this is JSON over several lines, not JSONL", "write one object a line: jq -c . FILE")
+    if last and not stripped.endswith("}"):
+        return Problem("truncated", "the last line is cut off", "copy the file again, or remove the line")
+    if isinstance(error, RecursionError) or "depth limit" in str(error):
+        return Problem("too-deep", "the JSON is nested too deep", "write one flat row a line")
+    if "surrogate" in str(error):
+        return Problem("surrogate", "half of a surrogate pair (\\ud800 to \\udfff) in a string", "write whole characters")
+    return Problem("not-json", f"not JSON: {str(error).split(': line')[0]}", "write one JSON object a line")

@@ -1,0 +1,151 @@
+"""``burst train``: from a spec to an adapter at home, as plain steps that each leave a durable record."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from burst_payload import seal
+
+from burst import bundle, fetch, follow, gpus, models, run
+from burst.bundle import Bundle
+from burst.errors import BurstError, ExitCode, InvalidInput
+from burst.follow import Tail, View
+from burst.interpreter import Interpreter
+from burst.places.local import Local, this_process
+from burst.run import Record, Run, State
+from burst.spec import Spec
+
+POLL_S = 0.2
+
+Show = Callable[[View], None]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that is recorded and bundled, but not started."""
+
+    run: Run
+    bundle: Bundle
+    gpu: gpus.Gpu | None
+
+
+def resolve_where(where: str) -> str:
+    """The place of a run. Raises ``InvalidInput`` for places that this version cannot use."""
+    if where == "cloud":
+        raise InvalidInput("this version runs on this machine only; cloud runs are not built yet",
+                           "make a bundle (burst bundle -o job.tar.gz), copy it to a GPU machine and run: python train.py")
+    return "local"
+
+
+def twin(bundle_id: str) -> tuple[Run, Record] | None:
+    """An earlier run of exactly the same bundle that has its adapter or is still at work."""
+    for earlier in reversed(run.all_runs()):
+        record = refresh(earlier)
+        if record.bundle_id == bundle_id and record.state in (State.RUNNING, State.SEALED, State.ADOPTED):
+            return earlier, record
+    return None
+
+
+def prepare(spec: Spec, spec_path: Path, name: str, destination: Path, *, allow_secrets: bool) -> Prepared:
+    """Record the run, then make its bundle. A failure leaves a failed run with the reason in its record."""
+    gpu = gpus.choose(gpus.detect(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    new = run.create(name, where="local", model=spec.model, destination=destination, launcher=this_process())
+    try:
+        shutil.copyfile(spec_path, new.folder / run.SPEC_NAME)
+        made = bundle.build(spec, spec_path.parent, new.bundle, allow_secrets=allow_secrets)
+        new.update(bundle_id=made.bundle_id)
+        new.note("bundled", bundle_id=made.bundle_id, size_bytes=made.size_bytes)
+    except BaseException as error:
+        what = error.what if isinstance(error, BurstError) else f"{type(error).__name__}: {error}"
+        new.update(state=State.FAILED, error=what, ended=time.time())
+        raise
+    return Prepared(new, made, gpu)
+
+
+def discard(prepared: Prepared) -> None:
+    """Forget a run that was prepared but never started."""
+    shutil.rmtree(prepared.run.folder)
+
+
+def start(prepared: Prepared, spec: Spec, spec_folder: Path, python: Interpreter) -> Local:
+    """Start the bundle on this machine."""
+    local_model = models.resolve(spec, spec_folder).folder if spec.model_kind == "local" else None
+    place = Local(python.path, local_model, prepared.gpu.uuid if prepared.gpu else None)
+    place.start(prepared.run)
+    prepared.run.refresh(place.evidence(prepared.run))
+    return place
+
+
+def watch(a_run: Run, place: Local, show: Show) -> Record:
+    """Follow a run until its process is over. ``show`` gets a view whenever there is news, and at least every second."""
+    tail, view = Tail(a_run.output / "events.jsonl"), View()
+    shown = 0.0
+    while True:
+        record = a_run.refresh(place.evidence(a_run))
+        news = False
+        for event in tail.poll():
+            view, news = follow.fold(view, event), True
+        if news or time.monotonic() - shown > 1.0:
+            show(view)
+            shown = time.monotonic()
+        if record.state.over:
+            return record
+        time.sleep(POLL_S)
+
+
+def adopt(a_run: Run, place: Local, destination: Path | None, progress: Callable[[int], None] | None = None) -> fetch.Fetched:
+    """Fetch a run's adapter and record where it is. Raises ``BurstError`` where there is none."""
+    record = refresh(a_run, place)
+    home = destination or Path(record.destination)
+    if record.state in (State.FAILED, State.STOPPED) and a_run.sealed() is None:
+        raise BurstError(f"run {a_run.name} has no adapter: {record.error or record.state.value}",
+                         f"look at it with: burst show {a_run.name}")
+    fetched = fetch.fetch(lambda path, offset: place.open(a_run, path, offset), home, bundle_id=record.bundle_id,
+                          progress=progress)
+    still_running = record.state is State.RUNNING  # the probes after training: the adapter is whole already
+    a_run.note("adopted", path=str(fetched.folder), seal_id=fetched.seal.seal_id, pulled_bytes=fetched.pulled_bytes)
+    if not still_running:
+        a_run.update(state=State.ADOPTED, seal_id=fetched.seal.seal_id, destination=str(fetched.folder))
+    return fetched
+
+
+def stop(a_run: Run) -> Record:
+    """End a run's process and settle its record."""
+    place = Local()
+    if not refresh(a_run, place).state.over:
+        a_run.note("stopping")
+        place.stop(a_run)
+    record = refresh(a_run, place)
+    if record.state is State.FAILED and record.exit_code is None:  # it did not end by itself and had to be killed
+        record = a_run.update(state=State.STOPPED, error="stopped by burst stop")
+    return record
+
+
+def refresh(a_run: Run, place: Local | None = None) -> Record:
+    """The record of a run, settled by what can be seen now."""
+    return a_run.refresh((place or Local()).evidence(a_run))
+
+
+def adapter_state(record: Record) -> str:
+    """Where the adapter is, in one phrase: it is the question people have first."""
+    if record.state is State.ADOPTED:
+        try:
+            good = seal.read_seal(Path(record.destination)).seal_id == record.seal_id
+        except seal.SealError:
+            good = False
+        return "safe here" if good else "moved or removed"
+    return "sealed, not fetched" if record.seal_id is not None else "none"
+
+
+def exit_code(record: Record) -> ExitCode:
+    """How ``burst train`` ends for a run that ended like this."""
+    if record.state in (State.SEALED, State.ADOPTED):
+        return ExitCode.OK
+    if record.state is State.STOPPED:
+        return ExitCode.INTERRUPTED
+    return ExitCode(record.exit_code) if record.exit_code in set(ExitCode) else ExitCode.FAILED

@@ -1,0 +1,60 @@
+"""What happens in a run, told once: as an event, as a line of the log, and as the newest status."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from burst_payload.records import EventLog, write_json
+
+STATUS_INTERVAL_S = 1.0
+STATUS_NAME = "status.json"
+EVENTS_NAME = "events.jsonl"
+
+
+class Reporter:
+    """Events, status file and log lines of one run: what happens, told once."""
+
+    def __init__(self, output: Path) -> None:
+        self.events = EventLog(output / EVENTS_NAME)
+        self.output = output
+        self.phases: dict[str, float] = {}
+        self._status: dict[str, Any] = {"state": "running", "pid": os.getpid()}
+        self._written = 0.0
+        self._phase: tuple[str, float] | None = None
+
+    def phase(self, name: str) -> None:
+        """Enter a phase; the time of the former one is kept for metadata.json."""
+        now = time.monotonic()
+        if self._phase is not None:
+            self.phases[self._phase[0]] = round(self.phases.get(self._phase[0], 0.0) + now - self._phase[1], 3)
+        self._phase = (name, now)
+        self.emit("phase", name=name)
+        self.status(phase=name)
+
+    def emit(self, kind: str, **fields: Any) -> None:
+        self.events.write(kind, **fields)
+        print(line_for(kind, fields), flush=True)
+        if kind == "step":
+            self.status(throttle=True, step=fields["step"], steps=fields["steps"], loss=fields["loss"])
+
+    def status(self, throttle: bool = False, **fields: Any) -> None:
+        self._status |= fields
+        if throttle and time.monotonic() - self._written < STATUS_INTERVAL_S:
+            return
+        self._written = time.monotonic()
+        write_json(self.output / STATUS_NAME, {**self._status, "time": round(time.time(), 3)})
+
+    def end(self, state: str, code: int, **fields: Any) -> None:
+        self.emit("end", state=state, exit_code=code, **fields)
+        self.status(state=state, exit_code=code, **fields)
+
+
+def line_for(kind: str, fields: dict[str, Any]) -> str:
+    """An event as one line for people."""
+    if kind == "step":
+        rate = f"  {fields['tokens_per_s']:,.0f} tokens/s" if fields.get("tokens_per_s") else ""
+        return f"step {fields['step']}/{fields['steps']}  loss {fields['loss']:.4f}{rate}"
+    return f"{kind}: " + "  ".join(f"{key}={value}" for key, value in fields.items() if value is not None)

@@ -1,0 +1,112 @@
+"""One training run from loading the model to the sealed adapter."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from burst_payload import artifacts, audits, model, probes, trainer
+from burst_payload.chat import IGNORED_LABEL
+from burst_payload.config import RUN_NAME
+from burst_payload.records import read_json
+
+if TYPE_CHECKING:
+    from burst_payload.prepare import Prepared
+    from burst_payload.reporter import Reporter
+
+
+def train_and_seal(prepared: Prepared, bundle_id: str, reporter: Reporter) -> None:
+    """Load, audit, train, save, seal. The probes after training come last: by then the adapter is safe.
+
+    Raises ``Stop`` when an audit fails, when training is unsound, or when the saved adapter does not verify.
+    """
+    config, on_gpu = prepared.config, prepared.capability is not None
+    started = time.time()
+    reporter.phase("load")
+    base = model.load_base(prepared.base_folder, prepared.precise, prepared.quantized, on_gpu)
+    item_bytes = getattr(torch, prepared.precise.compute).itemsize
+    weight_bytes = audits.check_weight_bytes(base, item_bytes, prepared.quantized)
+    targets = model.resolve_targets(base, config.adapter.targets)
+    expected = audits.expected_trainable(base, config.adapter, targets)
+    adapted = model.attach(base, model.lora_config(config.adapter, targets, model.layer_count(base)), config.train.seed)
+    parameters = audits.check_trainable(adapted, expected)
+    reporter.emit("model", name=config.model.name, weight_bytes=weight_bytes, trainable_parameters=parameters,
+                  quantization="nf4" if prepared.quantized else "none", device=artifacts.gpu_name() or "cpu")
+
+    asked = [probes.from_example(example, prepared.facts) for example in _probe_rows(prepared)]
+    if asked:
+        reporter.phase("probe before")
+    before = [probes.answer(adapted, probe, prepared.facts, config.probes.max_new_tokens) for probe in asked]
+
+    progress = trainer.Progress(reporter.emit, audits.lora_b(adapted), config.train.logging_steps)
+    loop = trainer.build(adapted, prepared.arguments, prepared.tokenizer, prepared.train, prepared.evaluation, progress)
+    if prepared.precise.adapter == "float32":
+        for parameter in adapted.parameters():  # TRL casts adapters to bfloat16, which a float16 scaler cannot scale
+            if parameter.requires_grad:
+                parameter.data = parameter.data.float()
+    audits.check_adapter_dtype(adapted, prepared.precise.adapter)
+    reporter.phase("train")
+    loop.train()
+    if prepared.evaluation:
+        reporter.phase("evaluate")
+        loop.evaluate()
+
+    reporter.phase("save")
+    metadata = _metadata(prepared, bundle_id, reporter, progress, loop, parameters, weight_bytes, targets, started)
+    seal = artifacts.save(adapted, prepared.base_folder, prepared.template, config.model.name, config.model.revision,
+                          metadata, bundle_id, prepared.output)
+    reporter.emit("sealed", seal_id=seal.seal_id, size_bytes=seal.size_bytes, path="out/adapter")
+    reporter.status(sealed=True)
+
+    if asked:
+        reporter.phase("probe after")
+    for probe, old in zip(asked, before, strict=True):
+        new = probes.answer(adapted, probe, prepared.facts, config.probes.max_new_tokens)
+        reporter.emit("probe", asked=probe.asked, expected=probe.expected, before=old, after=new)
+
+
+def _probe_rows(prepared: Prepared) -> list[Any]:
+    return (prepared.evaluation or prepared.train)[: prepared.config.probes.rows]
+
+
+def _metadata(prepared: Prepared, bundle_id: str, reporter: Reporter, progress: trainer.Progress, loop: trainer.Trainer,
+              parameters: int, weight_bytes: int, targets: list[str], started: float) -> dict[str, Any]:
+    """What a person needs to know about an adapter years later. Losses are the mean loss of each optimizer step."""
+    rows = prepared.train
+    capability = prepared.capability
+    return {
+        "format": 1,
+        "bundle_id": bundle_id,
+        "run": read_json(prepared.output.parent / RUN_NAME),
+        "started": datetime.datetime.fromtimestamp(started, datetime.timezone.utc).isoformat(timespec="seconds"),
+        "versions": artifacts.library_versions(),
+        "device": {
+            "name": artifacts.gpu_name() or "cpu",
+            "compute_capability": list(capability) if capability else None,
+            "peak_memory_bytes": trainer.peak_memory_bytes(),
+        },
+        "precision": {
+            "compute": prepared.precise.compute,
+            "adapter": prepared.precise.adapter,
+            "reason": prepared.precise.reason,
+            "quantization": "nf4" if prepared.quantized else "none",
+        },
+        "adapter": {"trainable_parameters": parameters, "targets": targets},
+        "weight_bytes": weight_bytes,
+        "data": {
+            "rows": len(rows),
+            "eval_rows": len(prepared.evaluation),
+            "tokens": sum(len(row.input_ids) for row in rows),
+            "scored_tokens": sum(label != IGNORED_LABEL for row in rows for label in row.labels),
+            "longest_row_tokens": max(len(row.input_ids) for row in rows),
+        },
+        "steps": loop.state.global_step,
+        "tokens_seen": loop.tokens_seen,
+        "losses": [[step, round(loss, 6)] for step, loss in progress.losses],
+        "eval_losses": [[step, round(loss, 6)] for step, loss in progress.eval_losses],
+        "first_step_s": progress.first_step_s,
+        "phases_s": dict(reporter.phases),
+    }

@@ -1,0 +1,164 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#     "torch==2.13.0",
+#     "transformers==5.24.0",
+#     "peft==0.21.2",
+#     "trl==1.16.0",
+#     "accelerate==1.15.0",
+#     'bitsandbytes==0.50.2; sys_platform != "darwin"',
+#     "tokenizers==0.23.3",
+#     "safetensors==0.8.0",
+#     "huggingface-hub==2.4.0",
+#     "jinja2==3.1.6",
+#     "datasets==5.2.0",
+#     "filelock",
+# ]
+# ///
+"""Train one LoRA adapter from this folder: ``python train.py`` (or ``uv run train.py``).
+
+The folder is a bundle made by burst; burst itself is not needed. Reads, beside this file:
+
+    MANIFEST.json       size and sha256 of every file here; checked first
+    run.json            the resolved settings
+    data/*.jsonl        the rows
+    requirements.lock   the pinned libraries (this header names the direct ones)
+
+Writes into out/:
+
+    adapter/            the result, in PEFT's layout: adapter_model.safetensors, adapter_config.json, tokenizer files,
+                        chat template, metadata.json (versions, hashes, steps, losses, times) and SEALED.json (size and
+                        sha256 of all of them). It appears in one rename, complete, or not at all.
+    events.jsonl        one JSON object a line, append-only, with sequence numbers
+    status.json         the newest state: running, sealed, failed or interrupted, with phase and step
+    checkpoints/        only with train.save_steps
+
+Options: --model FOLDER  the base model, where run.json names a local one
+         --check         verify, build every configuration, tokenize every row, and stop before loading the model
+
+Exit codes: 0 sealed (or it was already), 1 failed, 2 the bundle or its settings are invalid, 3 it does not fit into
+memory, 4 a verification failed, 130 interrupted by a signal. The last line on stderr says what to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # read when torch is imported
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+
+from burst_payload import config as run_config  # noqa: E402
+from burst_payload import libraries, manifest, seal  # noqa: E402
+from burst_payload.reporter import Reporter  # noqa: E402
+from burst_payload.stop import ExitCode, Interrupted, Stop, first_line  # noqa: E402
+
+OUTPUT = HERE / "out"
+ADAPTER = OUTPUT / "adapter"
+
+
+
+def main() -> int:
+    options = parse_options()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, interrupt)
+    missing = libraries.missing(HERE / "requirements.lock")
+    if missing:
+        print(f"error: not installed: {', '.join(missing)}\n"
+              "do this: pip install -r requirements.lock, or start with: uv run train.py", file=sys.stderr)
+        return ExitCode.INVALID
+    OUTPUT.mkdir(exist_ok=True)
+    from filelock import FileLock, Timeout
+
+    try:
+        with FileLock(OUTPUT / ".lock", timeout=0):
+            return supervise(options)
+    except Timeout:
+        print(f"error: another process trains in {OUTPUT}\ndo this: wait for it, or stop it", file=sys.stderr)
+        return ExitCode.FAILED
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Train one LoRA adapter from this bundle.")
+    parser.add_argument("--model", metavar="FOLDER", default=os.environ.get("BURST_MODEL"),
+                        help="the base model, where run.json names a local one")
+    parser.add_argument("--check", action="store_true", help="stop before the model is loaded")
+    return parser.parse_args()
+
+
+def supervise(options: argparse.Namespace) -> int:
+    """Run, and turn every way in which it can end into a final event, a status and an exit code."""
+    if seal.is_sealed(ADAPTER):
+        print(f"already sealed: {ADAPTER}")
+        return ExitCode.SEALED
+    seal.remove_leftovers(OUTPUT, seal.TEMPORARY_PREFIX)
+    reporter = Reporter(OUTPUT)
+    try:
+        return run(options, reporter)
+    except Stop as stop:
+        return failed(reporter, stop.what, stop.fix, stop.code)
+    except (Interrupted, KeyboardInterrupt):
+        reporter.end("interrupted", ExitCode.INTERRUPTED)
+        print("interrupted: nothing was sealed\ndo this: start again with: python train.py", file=sys.stderr)
+        return ExitCode.INTERRUPTED
+    except Exception as error:
+        if type(error).__name__ == "OutOfMemoryError":  # torch's; naming the class would import torch
+            return failed(reporter, f"out of GPU memory: {first_line(error)}",
+                          "lower data.max_length, train.batch or adapter.rank, or take a larger card",
+                          ExitCode.NOTHING_FITS)
+        traceback.print_exc()
+        return failed(reporter, f"{type(error).__name__}: {first_line(error)}",
+                      "this is a bug or a broken library: the traceback is above", ExitCode.FAILED)
+
+
+def run(options: argparse.Namespace, reporter: Reporter) -> int:
+    """From the bundle to a sealed adapter. Raises ``Stop`` for whatever a person can fix."""
+    reporter.phase("verify")
+    try:
+        bundle_id = manifest.verify(HERE)
+        config = run_config.load(HERE)
+    except manifest.ManifestError as error:
+        raise Stop(f"the bundle is damaged: {error}", "copy it again", ExitCode.VERIFICATION) from error
+    except run_config.ConfigError as error:
+        raise Stop(str(error), "make the bundle anew with burst bundle", ExitCode.INVALID) from error
+    reporter.phase("libraries")
+    for name, wanted, found in libraries.differences(HERE / "requirements.lock"):
+        reporter.emit("note", text=f"{name} {found} instead of the pinned {wanted}")
+    use_one_gpu()
+    from burst_payload import prepare, session  # imports torch: only now, with one GPU visible
+
+    reporter.phase("prepare")
+    prepared = prepare.prepare(HERE, config, options.model, reporter)
+    if not options.check:
+        session.train_and_seal(prepared, bundle_id, reporter)
+    reporter.end("checked" if options.check else "sealed", ExitCode.SEALED)
+    return ExitCode.SEALED
+
+
+def use_one_gpu() -> None:
+    """Leave one GPU visible, in PCI order, unless the environment already chooses."""
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
+
+
+def failed(reporter: Reporter, what: str, fix: str, code: ExitCode) -> int:
+    reporter.end("failed", code, error=what, fix=fix or None)
+    print(f"error: {what}", file=sys.stderr)
+    if fix:
+        print(f"do this: {fix}", file=sys.stderr)
+    return code
+
+
+def interrupt(number: int, frame: Any) -> NoReturn:
+    raise Interrupted
+
+
+if __name__ == "__main__":
+    sys.exit(main())
