@@ -1,10 +1,8 @@
 # Two commands do all set-up on a fresh machine: make demo, make test.
 PYTHON ?= python3
-# Environments of this checkout; set BURST_CACHE to share them between checkouts.
-export BURST_CACHE ?= $(CURDIR)/.cache/burst
 BIN := .venv/bin
 
-.PHONY: setup demo test test-fast lint format docs lock bench clean
+.PHONY: setup demo test test-fast lint format docs docs-check lock bench clean
 
 setup: .venv/.ready
 	$(BIN)/burst env > /dev/null
@@ -35,6 +33,12 @@ format: .venv/.ready
 docs: .venv/.ready
 	$(BIN)/python tools/generate_docs.py
 
+docs-check: .venv/.ready
+	$(BIN)/python tools/generate_docs.py --check
+
+bench: setup
+	$(BIN)/python benchmarks/launcher.py
+
 # The payload's lock, for all Pythons and systems it supports. torch brings its own CUDA libraries, so they stay out:
 # with them in the lock a CPU machine would download gigabytes. Needs uv.
 lock:
@@ -43,4 +47,4 @@ lock:
 	$(BIN)/python tools/generate_docs.py
 
 clean:
-	rm -rf .venv .cache
+	rm -rf .venv

@@ -64,15 +64,17 @@ OUTPUT = HERE / "out"
 ADAPTER = OUTPUT / "adapter"
 
 
-
 def main() -> int:
     options = parse_options()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, interrupt)
     missing = libraries.missing(HERE / "requirements.lock")
     if missing:
-        print(f"error: not installed: {', '.join(missing)}\n"
-              "do this: pip install -r requirements.lock, or start with: uv run train.py", file=sys.stderr)
+        print(
+            f"error: not installed: {', '.join(missing)}\n"
+            "do this: pip install -r requirements.lock, or start with: uv run train.py",
+            file=sys.stderr,
+        )
         return ExitCode.INVALID
     OUTPUT.mkdir(exist_ok=True)
     from filelock import FileLock, Timeout
@@ -87,8 +89,12 @@ def main() -> int:
 
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train one LoRA adapter from this bundle.")
-    parser.add_argument("--model", metavar="FOLDER", default=os.environ.get("BURST_MODEL"),
-                        help="the base model, where run.json names a local one")
+    parser.add_argument(
+        "--model",
+        metavar="FOLDER",
+        default=os.environ.get("BURST_MODEL"),
+        help="the base model, where run.json names a local one",
+    )
     parser.add_argument("--check", action="store_true", help="stop before the model is loaded")
     return parser.parse_args()
 
@@ -110,12 +116,19 @@ def supervise(options: argparse.Namespace) -> int:
         return ExitCode.INTERRUPTED
     except Exception as error:
         if type(error).__name__ == "OutOfMemoryError":  # torch's; naming the class would import torch
-            return failed(reporter, f"out of GPU memory: {first_line(error)}",
-                          "lower data.max_length, train.batch or adapter.rank, or take a larger card",
-                          ExitCode.NOTHING_FITS)
+            return failed(
+                reporter,
+                f"out of GPU memory: {first_line(error)}",
+                "lower data.max_length, train.batch or adapter.rank, or take a larger card",
+                ExitCode.NOTHING_FITS,
+            )
         traceback.print_exc()
-        return failed(reporter, f"{type(error).__name__}: {first_line(error)}",
-                      "this is a bug or a broken library: the traceback is above", ExitCode.FAILED)
+        return failed(
+            reporter,
+            f"{type(error).__name__}: {first_line(error)}",
+            "this is a bug or a broken library: the traceback is above",
+            ExitCode.FAILED,
+        )
 
 
 def run(options: argparse.Namespace, reporter: Reporter) -> int:
@@ -156,7 +169,7 @@ def failed(reporter: Reporter, what: str, fix: str, code: ExitCode) -> int:
     return code
 
 
-def interrupt(number: int, frame: Any) -> NoReturn:
+def interrupt(_number: int, _frame: Any) -> NoReturn:
     raise Interrupted
 
 

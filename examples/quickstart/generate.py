@@ -69,11 +69,13 @@ def rows() -> tuple[list[dict[str, object]], list[dict[str, object]]]:
 
 
 def row(request: str, call: Call) -> dict[str, object]:
-    return {"messages": [
-        {"role": "system", "content": SYSTEM},
-        {"role": "user", "content": request},
-        {"role": "assistant", "content": json.dumps(call)},
-    ]}
+    return {
+        "messages": [
+            {"role": "system", "content": SYSTEM},
+            {"role": "user", "content": request},
+            {"role": "assistant", "content": json.dumps(call)},
+        ]
+    }
 
 
 def main() -> None:

@@ -13,23 +13,25 @@ import os
 import shutil
 import tarfile
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import orjson
-from burst_payload import config as run_config
-from burst_payload import manifest, records, tokens
 
 from burst import check, dataset, models, paths, secret_scan
 from burst.errors import BurstError, InvalidInput
+from burst_payload import config as run_config
+from burst_payload import manifest, records, tokens
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from burst.check import Report
     from burst.dataset import DataFile
     from burst.models import ModelFiles
     from burst.spec import Spec
+    from burst_payload.rows import Problem
 
 TEMPLATE_NAME = "chat_template.jinja"
 PAYLOAD_FILES = ("train.py", "requirements.lock")
@@ -66,7 +68,8 @@ def build(spec: Spec, folder: Path, destination: Path, *, allow_secrets: bool = 
             refuse_secrets(stage)
         entries = [
             manifest.Entry(path.relative_to(stage).as_posix(), path.stat().st_size, records.sha256_file(path))
-            for path in sorted(stage.rglob("*")) if path.is_file()
+            for path in sorted(stage.rglob("*"))
+            if path.is_file()
         ]
         records.write_json(stage / manifest.MANIFEST_NAME, manifest.to_json(entries))
         if destination.name.endswith(ARCHIVE_SUFFIX):
@@ -96,13 +99,17 @@ def refuse_secrets(stage: Path) -> None:
         line = 1
         with open(path, "rb") as file:
             while block := b"".join(file.readlines(records.CHUNK_BYTES)):  # whole lines: no secret is cut in two
-                found += [f"{path.relative_to(stage).as_posix()}:{finding.line}: looks like a {finding.kind}"
-                          for finding in secret_scan.scan(block, line)]
+                found += [
+                    f"{path.relative_to(stage).as_posix()}:{finding.line}: looks like a {finding.kind}"
+                    for finding in secret_scan.scan(block, line)
+                ]
                 line += block.count(b"\n")
     if found:
         more = [f"and {len(found) - 20:,} more"] if len(found) > 20 else []
-        raise InvalidInput("\n".join(found[:20] + more),
-                           "remove it (data files keep their line order); for rows that are meant to hold such text: --allow-secrets")
+        raise InvalidInput(
+            "\n".join(found[:20] + more),
+            "remove it (data files keep their line order); for rows that are meant to hold such text: --allow-secrets",
+        )
 
 
 def archive(folder: Path) -> bytes:
@@ -132,35 +139,48 @@ def _stage(spec: Spec, folder: Path, report: Report, stage: Path) -> None:
     template = check.template_source(spec, folder, tokens.load(model.folder))
     if spec.data.chat_template not in ("model", "none") and template is not None:
         _write(stage / TEMPLATE_NAME, template.replace("\r\n", "\n").encode())
-    sources, evaluation = _write_rows(spec, folder, report, stage)
+    sources, evaluation = _write_rows(spec, report, stage)
     resolved = resolve(spec, model, sources, evaluation)
     _write(stage / run_config.RUN_NAME, orjson.dumps(resolved.to_json(), option=orjson.OPT_INDENT_2) + b"\n")
 
 
-def resolve(spec: Spec, model: ModelFiles, sources: list[run_config.Source],
-            evaluation: run_config.Source | None) -> run_config.RunConfig:
+def resolve(
+    spec: Spec, model: ModelFiles, sources: list[run_config.Source], evaluation: run_config.Source | None
+) -> run_config.RunConfig:
     """The settings of ``run.json``: a spec with its defaults filled in and its files named as in the bundle."""
     train, adapter, data = spec.train, spec.adapter, spec.data
     template = data.chat_template if data.chat_template in ("model", "none") else "file"
     name = spec.model if spec.model_kind != "local" else Path(spec.model).expanduser().name or spec.model
-    return run_config.parse({
-        "format": run_config.FORMAT,
-        "model": {"name": name, "kind": spec.model_kind, "revision": model.revision, "fingerprint": model.fingerprint},
-        "data": {
-            "sources": [vars(source) for source in sources],
-            "eval": vars(evaluation) if evaluation else None,
-            "max_length": data.max_length, "on_overlong": data.on_overlong, "score": data.score,
-            "chat_template": template, "chat_template_kwargs": data.chat_template_kwargs,
-        },
-        "adapter": {**adapter.model_dump(), "alpha": adapter.alpha if adapter.alpha is not None else 2.0 * adapter.rank},
-        "quantization": spec.quantization,
-        "train": {**train.model_dump(), "epochs": train.epochs if train.epochs is not None else 3.0},
-        "probes": spec.probes.model_dump(),
-    })
+    return run_config.parse(
+        {
+            "format": run_config.FORMAT,
+            "model": {
+                "name": name,
+                "kind": spec.model_kind,
+                "revision": model.revision,
+                "fingerprint": model.fingerprint,
+            },
+            "data": {
+                "sources": [vars(source) for source in sources],
+                "eval": vars(evaluation) if evaluation else None,
+                "max_length": data.max_length,
+                "on_overlong": data.on_overlong,
+                "score": data.score,
+                "chat_template": template,
+                "chat_template_kwargs": data.chat_template_kwargs,
+            },
+            "adapter": {
+                **adapter.model_dump(),
+                "alpha": adapter.alpha if adapter.alpha is not None else 2.0 * adapter.rank,
+            },
+            "quantization": spec.quantization,
+            "train": {**train.model_dump(), "epochs": train.epochs if train.epochs is not None else 3.0},
+            "probes": spec.probes.model_dump(),
+        }
+    )
 
 
-def _write_rows(spec: Spec, folder: Path, report: Report,
-                stage: Path) -> tuple[list[run_config.Source], run_config.Source | None]:
+def _write_rows(spec: Spec, report: Report, stage: Path) -> tuple[list[run_config.Source], run_config.Source | None]:
     """Write the canonical rows, training and evaluation apart. The check has passed: every row is usable."""
     held_out = _held_out(spec, report)
     evaluation: list[bytes] = []
@@ -206,9 +226,11 @@ def _contents(spec: Spec, file: DataFile) -> Iterator[bytes]:
         yield orjson.dumps(row.row)
 
 
-def _changed(file: DataFile, line: int, problem: dataset.Problem) -> None:
+def _changed(file: DataFile, line: int, problem: Problem) -> None:
     if not problem.kind.startswith("note-"):
-        raise BurstError(f"{file.name}:{line} changed while the bundle was made: {problem.what}", "run the command again")
+        raise BurstError(
+            f"{file.name}:{line} changed while the bundle was made: {problem.what}", "run the command again"
+        )
 
 
 def _open(path: Path) -> io.BufferedWriter:

@@ -10,19 +10,19 @@ import math
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
-from burst_payload import chat, tokens
-from burst_payload.rows import Problem
 
 from burst import dataset, models
 from burst.dedupe import Duplicates, Finder, Place
 from burst.errors import BurstError, InvalidInput
+from burst_payload import chat, tokens
+from burst_payload.rows import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from burst.dataset import DataFile, DataRow, FileFacts
     from burst.spec import Spec
@@ -94,7 +94,12 @@ class Lengths:
         return 0
 
     def summary(self) -> dict[str, int]:
-        return {"min": self.quantile(0), "median": self.quantile(0.5), "p95": self.quantile(0.95), "max": self.quantile(1)}
+        return {
+            "min": self.quantile(0),
+            "median": self.quantile(0.5),
+            "p95": self.quantile(0.95),
+            "max": self.quantile(1),
+        }
 
 
 @dataclass
@@ -137,9 +142,13 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         def split(part: SplitReport) -> dict[str, Any]:
             return {
-                "rows": part.rows, "rows_per_epoch": part.weighted_rows, "tokens": part.lengths.total,
-                "tokens_per_epoch": part.weighted_tokens, "scored_tokens": part.scored_tokens,
-                "lengths": part.lengths.summary() if part.lengths.rows else None, "overlong_rows": part.overlong,
+                "rows": part.rows,
+                "rows_per_epoch": part.weighted_rows,
+                "tokens": part.lengths.total,
+                "tokens_per_epoch": part.weighted_tokens,
+                "scored_tokens": part.scored_tokens,
+                "lengths": part.lengths.summary() if part.lengths.rows else None,
+                "overlong_rows": part.overlong,
             }
 
         return {
@@ -147,8 +156,17 @@ class Report:
             "model": self.model,
             "max_length": self.max_length,
             "on_overlong": self.on_overlong,
-            "files": [{"path": f.name, "split": f.split, "format": x.format, "rows": x.rows, "repeat": f.repeat,
-                       "ignored_columns": x.ignored_columns} for f, x in self.files],
+            "files": [
+                {
+                    "path": f.name,
+                    "split": f.split,
+                    "format": x.format,
+                    "rows": x.rows,
+                    "repeat": f.repeat,
+                    "ignored_columns": x.ignored_columns,
+                }
+                for f, x in self.files
+            ],
             "train": split(self.train),
             "eval": split(self.evaluation),
             "tokenized": self.tokenized,
@@ -157,14 +175,17 @@ class Report:
             "duplicate_rows": self.duplicates.repeated,
             "rows_in_train_and_eval": self.duplicates.leaked,
             "scored_sample": self.sample,
-            "problems": [{"kind": i.kind, "where": i.where, "what": i.what, "fix": i.fix, "blocks": i.blocks}
-                         for i in self.issues.shown],
+            "problems": [
+                {"kind": i.kind, "where": i.where, "what": i.what, "fix": i.fix, "blocks": i.blocks}
+                for i in self.issues.shown
+            ],
             "problem_counts": dict(self.issues.counts),
         }
 
 
-def check(spec: Spec, folder: Path, *, every_problem: bool = False,
-          progress: Callable[[int], None] | None = None) -> Report:
+def check(
+    spec: Spec, folder: Path, *, every_problem: bool = False, progress: Callable[[int], None] | None = None
+) -> Report:
     """Check the data of a spec whose paths are relative to ``folder``. ``progress`` is told the bytes read so far."""
     issues = Issues(None if every_problem else EXAMPLES_PER_KIND)
     report = Report(spec.model, spec.data.max_length, spec.data.on_overlong, issues)
@@ -228,14 +249,28 @@ def _renderer(spec: Spec, folder: Path, report: Report) -> chat.Renderer | None:
     if template is None:
         report.rendering = "raw text, no chat template"
     if renderer.turn_end is not None and facts.special[renderer.turn_end] not in facts.eos_ids:
-        report.issues.add(f"model {spec.model}", 0, Problem(
-            "note-stop", f"answers end with {renderer.turn_end!r}, which the model's generation config does not stop at",
-            f"serve the adapter with {renderer.turn_end!r} as a stop token"))
+        report.issues.add(
+            f"model {spec.model}",
+            0,
+            Problem(
+                "note-stop",
+                f"answers end with {renderer.turn_end!r}, which the model's generation config does not stop at",
+                f"serve the adapter with {renderer.turn_end!r} as a stop token",
+            ),
+        )
     return renderer
 
 
-def _check_file(file: DataFile, index: int, facts: FileFacts, spec: Spec, issues: Issues, counter: _Counter,
-                finder: Finder, progress: Callable[[int], None] | None) -> None:
+def _check_file(
+    file: DataFile,
+    index: int,
+    facts: FileFacts,
+    spec: Spec,
+    issues: Issues,
+    counter: _Counter,
+    finder: Finder,
+    progress: Callable[[int], None] | None,
+) -> None:
     def report(source: DataFile, line: int, problem: Problem) -> None:
         issues.add(source.name, line, problem)
 
@@ -247,20 +282,35 @@ def _check_file(file: DataFile, index: int, facts: FileFacts, spec: Spec, issues
         if progress is not None and number % 1000 == 0:
             progress(len(content) * 1000)
     for column, count in facts.ignored_columns.items():
-        issues.add(file.name, 0, Problem("note-column", f"the column {column!r} ({count:,} rows) is not used",
-                                         "no need to act"))
+        issues.add(
+            file.name,
+            0,
+            Problem("note-column", f"the column {column!r} ({count:,} rows) is not used", "no need to act"),
+        )
 
 
 def _conclude(report: Report) -> None:
     """Problems that only the whole data can show."""
     if report.train.rows == 0 and report.issues.blocking == 0:
-        report.issues.add("data", 0, Problem("no-rows", "no row is left to train on", "add rows, or raise data.max_length"))
+        report.issues.add(
+            "data", 0, Problem("no-rows", "no row is left to train on", "add rows, or raise data.max_length")
+        )
     for row, other in report.duplicates.repeated_examples[:EXAMPLES_PER_KIND]:
-        report.issues.add(report.files[row.file][0].name, row.line, Problem(
-            "note-duplicate", f"equals {report.place(other)}", "remove it, or use sources with repeat if it is meant"))
+        report.issues.add(
+            report.files[row.file][0].name,
+            row.line,
+            Problem(
+                "note-duplicate",
+                f"equals {report.place(other)}",
+                "remove it, or use sources with repeat if it is meant",
+            ),
+        )
     for row, other in report.duplicates.leaked_examples[:EXAMPLES_PER_KIND]:
-        report.issues.add(report.files[row.file][0].name, row.line, Problem(
-            "note-leak", f"also stands in train at {report.place(other)}", "remove it from one of them"))
+        report.issues.add(
+            report.files[row.file][0].name,
+            row.line,
+            Problem("note-leak", f"also stands in train at {report.place(other)}", "remove it from one of them"),
+        )
     report.issues.counts["note-duplicate"] = report.duplicates.repeated
     report.issues.counts["note-leak"] = report.duplicates.leaked
     report.issues.counts = +report.issues.counts
@@ -311,7 +361,8 @@ class _Counter:
     def _encode(self, batch: list[tuple[DataRow, chat.Rendered]]) -> list[Any]:
         assert self.renderer is not None
         encodings: list[Any] = self.renderer.facts.tokenizer.encode_batch(
-            [rendered.text for _, rendered in batch], add_special_tokens=batch[0][1].add_special_tokens)
+            [rendered.text for _, rendered in batch], add_special_tokens=batch[0][1].add_special_tokens
+        )
         return encodings
 
     def _collect(self) -> None:
@@ -353,11 +404,21 @@ class _Counter:
     def _overlong(self, length: int, slices: list[tuple[int, int]]) -> list[Problem]:
         limit, action = self.report.max_length, self.report.on_overlong
         if action == "refuse":
-            return [Problem("overlong", f"{length:,} tokens, more than data.max_length {limit:,}",
-                            "raise data.max_length, or set data.on_overlong to drop or truncate")]
+            return [
+                Problem(
+                    "overlong",
+                    f"{length:,} tokens, more than data.max_length {limit:,}",
+                    "raise data.max_length, or set data.on_overlong to drop or truncate",
+                )
+            ]
         if action == "truncate" and all(first >= limit for first, _ in slices):
-            return [Problem("nothing-scored", f"cut to {limit:,} of {length:,} tokens nothing scored is left",
-                            "raise data.max_length, or set data.on_overlong: drop")]
+            return [
+                Problem(
+                    "nothing-scored",
+                    f"cut to {limit:,} of {length:,} tokens nothing scored is left",
+                    "raise data.max_length, or set data.on_overlong: drop",
+                )
+            ]
         verb = "dropped" if action == "drop" else f"cut to {limit:,}"
         return [Problem("note-overlong", f"{length:,} tokens: {verb}", "raise data.max_length to keep it whole")]
 

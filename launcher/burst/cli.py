@@ -22,12 +22,18 @@ DEFAULT_SPEC = "burst.yaml"
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON value on standard output.")
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress and no advice.")
 spec_argument = click.argument("spec_path", metavar="[SPEC]", default=DEFAULT_SPEC, type=click.Path(path_type=Path))
-run_argument = click.argument("run_name", metavar="[RUN]", required=False,
-                              shell_complete=lambda ctx, param, incomplete: _complete_runs(incomplete))
+run_argument = click.argument(
+    "run_name",
+    metavar="[RUN]",
+    required=False,
+    shell_complete=lambda _context, _parameter, incomplete: _complete_runs(incomplete),
+)
 secrets_option = click.option("--allow-secrets", is_flag=True, help="Bundle rows that look like credentials.")
 
 
-@click.group(context_settings={"auto_envvar_prefix": "BURST", "help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    context_settings={"auto_envvar_prefix": "BURST", "help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(__version__, prog_name="burst")
 def cli() -> None:
     """Train a LoRA adapter where it makes sense, and never lose it.
@@ -42,7 +48,14 @@ def cli() -> None:
 @cli.command()
 @click.argument("data", type=click.Path(path_type=Path))
 @click.option("--model", default="builtin:tiny", show_default=True, help="Hub id, local folder or builtin:tiny.")
-@click.option("-o", "--output", default=DEFAULT_SPEC, show_default=True, type=click.Path(path_type=Path), help="The spec to write.")
+@click.option(
+    "-o",
+    "--output",
+    default=DEFAULT_SPEC,
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="The spec to write.",
+)
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
 def init(data: Path, model: str, output: Path, force: bool) -> None:
     """Write a commented spec for DATA, a JSONL file."""
@@ -97,7 +110,9 @@ def bundle(spec_path: Path, output: Path, allow_secrets: bool, as_json: bool, qu
 
     made = bundling.build(spec.load(spec_path), spec_path.absolute().parent, output, allow_secrets=allow_secrets)
     if as_json:
-        _print_json({"path": str(made.path), "bundle_id": made.bundle_id, "files": made.files, "size_bytes": made.size_bytes})
+        _print_json(
+            {"path": str(made.path), "bundle_id": made.bundle_id, "files": made.files, "size_bytes": made.size_bytes}
+        )
         return
     screens.out().print(f"{output}: {made.files} files, {screens.size(made.size_bytes)}, bundle {made.bundle_id[:12]}")
     screens.err(quiet).print("next: copy it to any machine and run: python train.py (or: uv run train.py)")
@@ -105,7 +120,9 @@ def bundle(spec_path: Path, output: Path, allow_secrets: bool, as_json: bool, qu
 
 @cli.command()
 @spec_argument
-@click.option("--where", type=click.Choice(["auto", "local", "cloud"]), help="Where to run; the spec's where, else auto.")
+@click.option(
+    "--where", type=click.Choice(["auto", "local", "cloud"]), help="Where to run; the spec's where, else auto."
+)
 @click.option("--python", envvar="BURST_PYTHON", metavar="PATH", help="Interpreter with the training libraries.")
 @click.option("--torch-backend", metavar="NAME", help="Torch build of a new environment: cpu, cu126, cu130, ...")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The adapter's folder; default ./adapters/RUN.")
@@ -115,8 +132,19 @@ def bundle(spec_path: Path, output: Path, allow_secrets: bool, as_json: bool, qu
 @secrets_option
 @json_option
 @quiet_option
-def train(spec_path: Path, where: str | None, python: str | None, torch_backend: str | None, output: Path | None,
-          name: str | None, detach: bool, again: bool, allow_secrets: bool, as_json: bool, quiet: bool) -> None:
+def train(
+    spec_path: Path,
+    where: str | None,
+    python: str | None,
+    torch_backend: str | None,
+    output: Path | None,
+    name: str | None,
+    detach: bool,
+    again: bool,
+    allow_secrets: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
     """Train an adapter and bring it to ./adapters/RUN, verified."""
     from burst import interpreter, launch, run, screens, spec
 
@@ -204,7 +232,9 @@ def show(run_name: str | None, as_json: bool) -> None:
 
 @cli.command()
 @run_argument
-@click.option("-f", "--follow", "following", is_flag=True, help="Go on until the run ends. Ctrl-C stops only the showing.")
+@click.option(
+    "-f", "--follow", "following", is_flag=True, help="Go on until the run ends. Ctrl-C stops only the showing."
+)
 def logs(run_name: str | None, following: bool) -> None:
     """Print a run's log."""
     import time
@@ -240,8 +270,15 @@ def fetch(run_name: str | None, output: Path | None, as_json: bool, quiet: bool)
     with _byte_progress("fetching", None, quiet=quiet) as advance:
         fetched = launch.adopt(found, Local(), output.absolute() if output else None, advance)
     if as_json:
-        _print_json({"run": found.name, "path": str(fetched.folder), "seal_id": fetched.seal.seal_id,
-                     "size_bytes": fetched.seal.size_bytes, "pulled_bytes": fetched.pulled_bytes})
+        _print_json(
+            {
+                "run": found.name,
+                "path": str(fetched.folder),
+                "seal_id": fetched.seal.seal_id,
+                "size_bytes": fetched.seal.size_bytes,
+                "pulled_bytes": fetched.pulled_bytes,
+            }
+        )
         return
     how = f"{screens.size(fetched.pulled_bytes)} fetched" if fetched.pulled_bytes else "was here already"
     screens.out().print(f"{fetched.folder}: {how}, every hash verified")
@@ -263,7 +300,9 @@ def stop(run_name: str | None, as_json: bool) -> None:
 
 
 @cli.command()
-@click.option("--torch-backend", metavar="NAME", help="Torch build: cpu, cu126, cu130, ... (default: what fits, or pip's choice)")
+@click.option(
+    "--torch-backend", metavar="NAME", help="Torch build: cpu, cu126, cu130, ... (default: what fits, or pip's choice)"
+)
 @json_option
 @quiet_option
 def env(torch_backend: str | None, as_json: bool, quiet: bool) -> None:
@@ -371,13 +410,14 @@ def _byte_progress(text: str, total_bytes: int | None, *, quiet: bool) -> Any:
 
     console = screens.err(quiet)
     if quiet or not console.is_terminal:
-        return contextlib.nullcontext(lambda count: None)
+        return contextlib.nullcontext(lambda _count: None)
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     @contextlib.contextmanager
     def shown() -> Any:
-        with Progress(TextColumn(text), BarColumn(), DownloadColumn(), TransferSpeedColumn(), console=console,
-                      transient=True) as bar:
+        with Progress(
+            TextColumn(text), BarColumn(), DownloadColumn(), TransferSpeedColumn(), console=console, transient=True
+        ) as bar:
             task = bar.add_task(text, total=total_bytes)
             yield lambda count: bar.update(task, advance=count)
 

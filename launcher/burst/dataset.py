@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from burst_payload.rows import Problem, Row, canonical, detect_format, known_columns
-
 from burst import jsonl, secret_scan
 from burst.errors import InvalidInput
+from burst_payload.rows import Problem, Row, canonical, detect_format, known_columns
 
 
 class DataFile(NamedTuple):
@@ -47,12 +46,19 @@ def locate(folder: Path, name: str, split: str, repeat: int = 1) -> DataFile:
     root = folder.resolve()
     real = path.resolve()
     if not real.is_relative_to(root):
-        how = "is a link that leaves" if path.is_symlink() or not Path(name).is_absolute() and ".." not in Path(name).parts \
+        how = (
+            "is a link that leaves"
+            if path.is_symlink() or (not Path(name).is_absolute() and ".." not in Path(name).parts)
             else "is outside of"
-        raise InvalidInput(f"data file {name} {how} the spec's folder {folder}",
-                           "a bundle takes files beside the spec: move or copy it there")
+        )
+        raise InvalidInput(
+            f"data file {name} {how} the spec's folder {folder}",
+            "a bundle takes files beside the spec: move or copy it there",
+        )
     if secret_scan.is_secret_name(name):
-        raise InvalidInput(f"data file {name} has the name of a file with credentials", "rename it if it holds training data")
+        raise InvalidInput(
+            f"data file {name} has the name of a file with credentials", "rename it if it holds training data"
+        )
     if not path.is_file():
         raise InvalidInput(f"data file {name} does not exist in {folder}", "check the path; it is relative to the spec")
     return DataFile(path, name, split, repeat)
@@ -66,15 +72,27 @@ def read(file: DataFile, fmt: str, facts: FileFacts, report: Report) -> Iterator
         if facts.format is None:
             facts.format = detect_format(row)
             if facts.format is None:
-                report(file, number, Problem("unknown-format", f"no known format has the columns {', '.join(row) or '(none)'}",
-                                             "use messages, conversations, prompt+completion, instruction+output or text"))
+                report(
+                    file,
+                    number,
+                    Problem(
+                        "unknown-format",
+                        f"no known format has the columns {', '.join(row) or '(none)'}",
+                        "use messages, conversations, prompt+completion, instruction+output or text",
+                    ),
+                )
                 continue
             known = frozenset(known_columns(facts.format))
         found = detect_format(row)
         if found != facts.format and not (found and _fits(row, facts.format)):
             has = f"is in the format {found}" if found else f"has only the columns {', '.join(row) or '(none)'}"
-            report(file, number, Problem("mixed-formats", f"this row {has}, the file is {facts.format}",
-                                         "bring all rows into one format"))
+            report(
+                file,
+                number,
+                Problem(
+                    "mixed-formats", f"this row {has}, the file is {facts.format}", "bring all rows into one format"
+                ),
+            )
             continue
         if row.keys() - known:
             for column in row.keys() - known:
@@ -89,6 +107,11 @@ def read(file: DataFile, fmt: str, facts: FileFacts, report: Report) -> Iterator
 
 def _fits(row: Row, fmt: str) -> bool:
     """Whether a row has the columns of ``fmt`` although its own first choice would be another format."""
-    needed = {"messages": {"messages"}, "conversations": {"conversations"}, "prompt_completion": {"prompt", "completion"},
-              "instruction": {"instruction", "output"}, "text": {"text"}}
+    needed = {
+        "messages": {"messages"},
+        "conversations": {"conversations"},
+        "prompt_completion": {"prompt", "completion"},
+        "instruction": {"instruction", "output"},
+        "text": {"text"},
+    }
     return needed[fmt] <= row.keys()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import struct
 import tempfile
@@ -41,7 +40,6 @@ class Finder:
     def __init__(self) -> None:
         self._buffers = [bytearray() for _ in range(_BUCKETS)]
         self._files: list[IO[bytes] | None] = [None] * _BUCKETS
-        self._stack = contextlib.ExitStack()
 
     def add(self, content: bytes, place: Place, evaluation: bool) -> None:
         digest = hashlib.blake2b(content, digest_size=8).digest()
@@ -53,9 +51,8 @@ class Finder:
 
     def finish(self) -> Duplicates:
         found = Duplicates()
-        with self._stack:
-            for bucket in range(_BUCKETS):
-                _compare(self._records(bucket), found)
+        for bucket in range(_BUCKETS):
+            _compare(self._records(bucket), found)
         found.repeated_examples = sorted(found.repeated_examples)[:_EXAMPLES]
         found.leaked_examples = sorted(found.leaked_examples)[:_EXAMPLES]
         return found
@@ -63,7 +60,7 @@ class Finder:
     def _flush(self, bucket: int) -> None:
         file = self._files[bucket]
         if file is None:
-            file = self._files[bucket] = self._stack.enter_context(tempfile.TemporaryFile(prefix="burst-rows-"))
+            file = self._files[bucket] = tempfile.TemporaryFile(prefix="burst-rows-")  # noqa: SIM115
         file.write(self._buffers[bucket])
         self._buffers[bucket].clear()
 
@@ -71,8 +68,9 @@ class Finder:
         file = self._files[bucket]
         if file is None:
             return bytes(self._buffers[bucket])
-        file.seek(0)
-        return file.read() + bytes(self._buffers[bucket])
+        with file:
+            file.seek(0)
+            return file.read() + bytes(self._buffers[bucket])
 
 
 def _compare(records: bytes, found: Duplicates) -> None:

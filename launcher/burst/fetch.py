@@ -13,13 +13,15 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import BinaryIO
-
-from burst_payload import records, seal
-from burst_payload.manifest import Entry
+from typing import TYPE_CHECKING, BinaryIO
 
 from burst.errors import BurstError, InvalidInput, VerificationFailed
+from burst_payload import records, seal
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from burst_payload.manifest import Entry
 
 OpenFile = Callable[[str, int], BinaryIO]
 """Opens ``adapter/NAME`` of a run's output folder at a byte offset."""
@@ -36,8 +38,9 @@ class Fetched:
     pulled_bytes: int
 
 
-def fetch(open_file: OpenFile, destination: Path, *, bundle_id: str | None,
-          progress: Callable[[int], None] | None = None) -> Fetched:
+def fetch(
+    open_file: OpenFile, destination: Path, *, bundle_id: str | None, progress: Callable[[int], None] | None = None
+) -> Fetched:
     """Pull a sealed adapter into ``destination`` and verify it there.
 
     Args:
@@ -54,8 +57,10 @@ def fetch(open_file: OpenFile, destination: Path, *, bundle_id: str | None,
     destination = destination.absolute()
     sealed = _pull_seal(open_file)
     if bundle_id is not None and sealed.bundle_id != bundle_id:
-        raise VerificationFailed(f"the adapter was made by bundle {sealed.bundle_id[:12]}, not by this run's {bundle_id[:12]}",
-                                 "look at the run's folder: another run wrote into it")
+        raise VerificationFailed(
+            f"the adapter was made by bundle {sealed.bundle_id[:12]}, not by this run's {bundle_id[:12]}",
+            "look at the run's folder: another run wrote into it",
+        )
     recover(destination)
     if destination.exists() or destination.is_symlink():
         if _is_good(destination, sealed):
@@ -69,8 +74,10 @@ def fetch(open_file: OpenFile, destination: Path, *, bundle_id: str | None,
     try:
         verified = seal.verify_seal(partial)
     except seal.SealError as error:
-        raise VerificationFailed(f"what was fetched is not what was sealed: {error}",
-                                 "run burst fetch again; what is at the destination was left alone") from error
+        raise VerificationFailed(
+            f"what was fetched is not what was sealed: {error}",
+            "run burst fetch again; what is at the destination was left alone",
+        ) from error
     _swap(partial, destination)
     return Fetched(destination, verified, pulled)
 
@@ -121,8 +128,10 @@ def _pull(open_file: OpenFile, entry: Entry, partial: Path, progress: Callable[[
         if path.stat().st_size == entry.size_bytes and records.sha256_file(path) == entry.sha256:
             return pulled
     path.unlink()
-    raise VerificationFailed(f"{entry.path} arrived with another size or hash than it was sealed with",
-                             "run burst fetch again; what is at the destination was left alone")
+    raise VerificationFailed(
+        f"{entry.path} arrived with another size or hash than it was sealed with",
+        "run burst fetch again; what is at the destination was left alone",
+    )
 
 
 def _copy(open_file: OpenFile, entry: Entry, path: Path, offset: int, progress: Callable[[int], None] | None) -> int:
@@ -155,7 +164,9 @@ def _refuse_foreign(destination: Path) -> None:
     if destination.is_symlink() or not destination.is_dir():
         raise InvalidInput(f"{destination} is not a folder", "give another -o")
     if any(destination.iterdir()) and not (destination / seal.SEAL_NAME).is_file():
-        raise InvalidInput(f"{destination} holds something that burst did not put there", "give another -o, or move it away")
+        raise InvalidInput(
+            f"{destination} holds something that burst did not put there", "give another -o, or move it away"
+        )
 
 
 def _remove_strangers(partial: Path, sealed: seal.Seal) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from burst_payload.records import parse_event
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,15 @@ def _step(view: View, event: dict[str, Any]) -> View:
     if view.training_since is not None and step:
         eta = (event["time"] - view.training_since) / step * (steps - step)
     losses = view.losses if event.get("loss") is None else (*view.losses, (step, float(event["loss"])))
-    return replace(view, step=step, steps=steps, losses=losses, eta_s=eta,
-                   tokens_per_s=event.get("tokens_per_s") or view.tokens_per_s, memory_bytes=event.get("memory_bytes"))
+    return replace(
+        view,
+        step=step,
+        steps=steps,
+        losses=losses,
+        eta_s=eta,
+        tokens_per_s=event.get("tokens_per_s") or view.tokens_per_s,
+        memory_bytes=event.get("memory_bytes"),
+    )
 
 
 class Tail:
@@ -115,5 +124,3 @@ def replay(path: Path) -> View:
     for event in Tail(path).poll():
         view = fold(view, event)
     return view
-
-

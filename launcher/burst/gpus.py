@@ -41,8 +41,9 @@ def detect() -> LocalGpus:
     except pynvml.NVMLError as error:
         return LocalGpus(problem=f"the NVIDIA driver is broken: {error}")
     try:
-        return LocalGpus(tuple(_describe(pynvml.nvmlDeviceGetHandleByIndex(index))
-                               for index in range(pynvml.nvmlDeviceGetCount())))
+        return LocalGpus(
+            tuple(_describe(pynvml.nvmlDeviceGetHandleByIndex(index)) for index in range(pynvml.nvmlDeviceGetCount()))
+        )
     except pynvml.NVMLError as error:
         return LocalGpus(problem=f"the NVIDIA driver does not answer: {error}")
     finally:

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from burst_payload import libraries, records
 from filelock import FileLock
 
 from burst import paths
 from burst.errors import BurstError, InvalidInput
+from burst_payload import libraries, records
 
 MINIMUM = (3, 11)
 """transformers 5.24 needs Python 3.11."""
@@ -85,7 +85,17 @@ def _commands(folder: Path, python: Path, lock: Path, torch_backend: str | None)
     if uv and os.environ.get("BURST_ENV_TOOL", "uv") == "uv":
         return [
             [uv, "venv", "--quiet", "--python", f">={MINIMUM[0]}.{MINIMUM[1]},<3.14", str(folder)],
-            [uv, "pip", "install", "--python", str(python), "--torch-backend", torch_backend or "auto", "-r", str(lock)],
+            [
+                uv,
+                "pip",
+                "install",
+                "--python",
+                str(python),
+                "--torch-backend",
+                torch_backend or "auto",
+                "-r",
+                str(lock),
+            ],
         ]
     index = ["--extra-index-url", PYTORCH_INDEX + torch_backend] if torch_backend else []
     pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off", *index]
@@ -100,16 +110,24 @@ def _base_python() -> str:
         found = shutil.which(name)
         if found and subprocess.run([found, "-c", "import venv"], capture_output=True, check=False).returncode == 0:
             return found
-    raise BurstError(f"the training libraries need Python {MINIMUM[0]}.{MINIMUM[1]} or newer, and there is none on the PATH",
-                     "install one (or uv, which brings its own), or give --python")
+    raise BurstError(
+        f"the training libraries need Python {MINIMUM[0]}.{MINIMUM[1]} or newer, and there is none on the PATH",
+        "install one (or uv, which brings its own), or give --python",
+    )
 
 
 def _run(command: list[str], log: Path, say: Say) -> None:
     """Run one step, its output into ``log``; the names of packages go to ``say``."""
     with open(log, "a", encoding="utf-8") as file:
         file.write(f"$ {' '.join(command)}\n")
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                                   text=True, errors="replace")
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+        )
         assert process.stdout is not None
         last = ""
         for line in process.stdout:
@@ -118,8 +136,10 @@ def _run(command: list[str], log: Path, say: Say) -> None:
             if line.startswith(("Collecting ", "Downloading ", "Installing collected", "Resolved ", "Prepared ")):
                 say(line.strip().split(" (from")[0][:100])
         if process.wait() != 0:
-            raise BurstError(f"the training environment could not be built: {last[:300]}",
-                             f"read {log}; then try again, or give --python with the libraries of requirements.lock")
+            raise BurstError(
+                f"the training environment could not be built: {last[:300]}",
+                f"read {log}; then try again, or give --python with the libraries of requirements.lock",
+            )
 
 
 def _explicit(python: Path, lock: Path) -> Interpreter:

@@ -1,6 +1,6 @@
 """JSONL files read as a stream of rows, in memory that does not grow with the file.
 
-Lines end with ``\\n`` only: U+2028 and U+0085 inside a string are text. What can be read safely is read and noted (a byte
+Lines end with a line feed only: U+2028 and U+0085 inside a string are text. What can be read safely is read and noted (a byte
 order mark, CRLF, blank lines); everything else is a problem of its line.
 """
 
@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
+
 from burst_payload.rows import Problem
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 CHUNK_BYTES = 1 << 20
 MAX_LINE_BYTES = 64 << 20
@@ -76,8 +79,14 @@ def _lines(path: Path, report: Report) -> Iterator[tuple[int, bytes, bool]]:
                 else:
                     blank += 1
             if len(rest) > MAX_LINE_BYTES:
-                report(number + 1, Problem("line-too-long", f"the line is longer than {MAX_LINE_BYTES >> 20} MiB",
-                                           "write one JSON object a line"))
+                report(
+                    number + 1,
+                    Problem(
+                        "line-too-long",
+                        f"the line is longer than {MAX_LINE_BYTES >> 20} MiB",
+                        "write one JSON object a line",
+                    ),
+                )
                 return
             chunk = file.read(CHUNK_BYTES)
         if rest and not rest.isspace():
@@ -87,14 +96,18 @@ def _lines(path: Path, report: Report) -> Iterator[tuple[int, bytes, bool]]:
     if blank:
         report(0, Problem("note-blank", f"{blank:,} blank lines, passed over", "no need to act"))
     if unusual is not None:
-        report(unusual, Problem("note-breaks", "U+2028, U+2029 or U+0085 inside a string, kept as text", "no need to act"))
+        report(
+            unusual, Problem("note-breaks", "U+2028, U+2029 or U+0085 inside a string, kept as text", "no need to act")
+        )
 
 
 def _parse(number: int, line: bytes, last: bool, report: Report) -> dict[str, Any] | None:
     """The object of one line, or None after a report."""
     try:
         row = orjson.loads(line)
-        if b'"tool' in line:  # orjson turns integers over 64 bits into floats; in tool schemas and calls that would show
+        if (
+            b'"tool' in line
+        ):  # orjson turns integers over 64 bits into floats; in tool schemas and calls that would show
             row = json.loads(line, object_pairs_hook=_no_duplicates)
     except _DuplicateKeyError as error:
         report(number, _duplicate(error.key))
@@ -126,7 +139,15 @@ def _keys_are_unique(line: bytes, row: dict[str, Any]) -> bool:
     escaped = line.count(b'\\":')
     if escaped and b'\\\\":' in line:
         return False
-    if b"\r" in line or b'" :' in line or b'"\t:' in line or b'"\r:' in line or b'"  ' in line or b'"\t' in line or b'" \t' in line:
+    if (
+        b"\r" in line
+        or b'" :' in line
+        or b'"\t:' in line
+        or b'"\r:' in line
+        or b'"  ' in line
+        or b'"\t' in line
+        or b'" \t' in line
+    ):
         return False
     return line.count(b'":') - escaped == _count_keys(row)
 
@@ -172,18 +193,24 @@ def _why(number: int, line: bytes, last: bool, error: Exception) -> Problem:
     try:
         text = line.decode()
     except UnicodeDecodeError as decode_error:
-        return Problem("not-utf8", f"invalid UTF-8 at byte {decode_error.start + 1} of the line", "save the file as UTF-8")
+        return Problem(
+            "not-utf8", f"invalid UTF-8 at byte {decode_error.start + 1} of the line", "save the file as UTF-8"
+        )
     if "\0" in text:
         return Problem("nul", "a NUL byte in the line", "remove it; the file may have been cut or filled by a crash")
     stripped = text.strip()
     if number == 1 and stripped.startswith("["):
         return Problem("json-array", "this is a JSON array, not JSONL", "write one object a line: jq -c '.[]' FILE")
     if stripped in ("{", "[") or (number == 1 and stripped.startswith("{") and not stripped.endswith("}") and not last):
-        return Problem("pretty-json", "this is JSON over several lines, not JSONL", "write one object a line: jq -c . FILE")
+        return Problem(
+            "pretty-json", "this is JSON over several lines, not JSONL", "write one object a line: jq -c . FILE"
+        )
     if last and not stripped.endswith("}"):
         return Problem("truncated", "the last line is cut off", "copy the file again, or remove the line")
     if isinstance(error, RecursionError) or "depth limit" in str(error):
         return Problem("too-deep", "the JSON is nested too deep", "write one flat row a line")
     if "surrogate" in str(error):
-        return Problem("surrogate", "half of a surrogate pair (\\ud800 to \\udfff) in a string", "write whole characters")
+        return Problem(
+            "surrogate", "half of a surrogate pair (\\ud800 to \\udfff) in a string", "write whole characters"
+        )
     return Problem("not-json", f"not JSON: {str(error).split(': line')[0]}", "write one JSON object a line")

@@ -8,17 +8,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-
-from burst_payload import seal
+from typing import TYPE_CHECKING
 
 from burst import bundle, fetch, follow, gpus, models, run
-from burst.bundle import Bundle
 from burst.errors import BurstError, ExitCode, InvalidInput
 from burst.follow import Tail, View
-from burst.interpreter import Interpreter
 from burst.places.local import Local, this_process
 from burst.run import Record, Run, State
-from burst.spec import Spec
+from burst_payload import seal
+
+if TYPE_CHECKING:
+    from burst.bundle import Bundle
+    from burst.interpreter import Interpreter
+    from burst.spec import Spec
 
 POLL_S = 0.2
 
@@ -37,8 +39,10 @@ class Prepared:
 def resolve_where(where: str) -> str:
     """The place of a run. Raises ``InvalidInput`` for places that this version cannot use."""
     if where == "cloud":
-        raise InvalidInput("this version runs on this machine only; cloud runs are not built yet",
-                           "make a bundle (burst bundle -o job.tar.gz), copy it to a GPU machine and run: python train.py")
+        raise InvalidInput(
+            "this version runs on this machine only; cloud runs are not built yet",
+            "make a bundle (burst bundle -o job.tar.gz), copy it to a GPU machine and run: python train.py",
+        )
     return "local"
 
 
@@ -98,15 +102,20 @@ def watch(a_run: Run, place: Local, show: Show) -> Record:
         time.sleep(POLL_S)
 
 
-def adopt(a_run: Run, place: Local, destination: Path | None, progress: Callable[[int], None] | None = None) -> fetch.Fetched:
+def adopt(
+    a_run: Run, place: Local, destination: Path | None, progress: Callable[[int], None] | None = None
+) -> fetch.Fetched:
     """Fetch a run's adapter and record where it is. Raises ``BurstError`` where there is none."""
     record = refresh(a_run, place)
     home = destination or Path(record.destination)
     if record.state in (State.FAILED, State.STOPPED) and a_run.sealed() is None:
-        raise BurstError(f"run {a_run.name} has no adapter: {record.error or record.state.value}",
-                         f"look at it with: burst show {a_run.name}")
-    fetched = fetch.fetch(lambda path, offset: place.open(a_run, path, offset), home, bundle_id=record.bundle_id,
-                          progress=progress)
+        raise BurstError(
+            f"run {a_run.name} has no adapter: {record.error or record.state.value}",
+            f"look at it with: burst show {a_run.name}",
+        )
+    fetched = fetch.fetch(
+        lambda path, offset: place.open(a_run, path, offset), home, bundle_id=record.bundle_id, progress=progress
+    )
     still_running = record.state is State.RUNNING  # the probes after training: the adapter is whole already
     a_run.note("adopted", path=str(fetched.folder), seal_id=fetched.seal.seal_id, pulled_bytes=fetched.pulled_bytes)
     if not still_running:

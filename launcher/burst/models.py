@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from burst_payload import tiny, tokens
-from burst_payload.model_files import fingerprint
-
 from burst import paths
 from burst.errors import BurstError, InvalidInput
+from burst_payload import tiny, tokens
+from burst_payload.model_files import fingerprint
 
 if TYPE_CHECKING:
     from burst.spec import Spec
@@ -38,7 +37,9 @@ def resolve(spec: Spec, spec_folder: Path) -> ModelFiles:
     if spec.model_kind == "local":
         folder = (spec_folder / Path(spec.model).expanduser()).resolve()
         if not (folder / "config.json").is_file():
-            raise InvalidInput(f"model {spec.model}: {folder} has no config.json", "give a folder saved by save_pretrained")
+            raise InvalidInput(
+                f"model {spec.model}: {folder} has no config.json", "give a folder saved by save_pretrained"
+            )
         return ModelFiles(folder, fingerprint=fingerprint(folder))
     return _from_hub(spec.model, spec.revision)
 
@@ -46,23 +47,31 @@ def resolve(spec: Spec, spec_folder: Path) -> ModelFiles:
 def _from_hub(name: str, revision: str | None) -> ModelFiles:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
-        GatedRepoError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError,
+        GatedRepoError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
     )
 
     try:
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=list(tokens.TOKENIZER_FILES)))
     except GatedRepoError:
-        raise BurstError(f"model {name} is gated", "accept its terms on the hub, then set HF_TOKEN or run: hf auth login"
-                         ) from None
+        raise BurstError(
+            f"model {name} is gated", "accept its terms on the hub, then set HF_TOKEN or run: hf auth login"
+        ) from None
     except RepositoryNotFoundError:
-        raise InvalidInput(f"model {name} is not on the hub, or is private", "check the name; for a private model set HF_TOKEN"
-                           ) from None
+        raise InvalidInput(
+            f"model {name} is not on the hub, or is private", "check the name; for a private model set HF_TOKEN"
+        ) from None
     except RevisionNotFoundError:
         raise InvalidInput(f"model {name} has no revision {revision}", "check the branch, tag or commit") from None
     except HFValidationError:
         raise InvalidInput(f"{name!r} is not a hub id", "write owner/name, or ./folder for a local model") from None
     except (LocalEntryNotFoundError, OSError) as error:
-        raise BurstError(f"model {name}: the hub cannot be reached and its tokenizer is not cached here",
-                         "check the network, or give a local folder as model") from error
+        raise BurstError(
+            f"model {name}: the hub cannot be reached and its tokenizer is not cached here",
+            "check the network, or give a local folder as model",
+        ) from error
     commit = folder.name if _COMMIT.fullmatch(folder.name) else revision
     return ModelFiles(folder, revision=commit)

@@ -12,14 +12,16 @@ import re
 import time
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from burst_payload import records, seal
 from filelock import FileLock
 
 from burst import paths
 from burst.errors import BurstError, InvalidInput
+from burst_payload import records, seal
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 RECORD_NAME = "run.json"
 EVENTS_NAME = "events.jsonl"
@@ -93,10 +95,13 @@ def settle(record: Record, evidence: Evidence, now: float) -> Record:
         return record
     status = evidence.status or {}
     if evidence.process_alive:
-        return dataclasses.replace(record, state=State.RUNNING, ended=None, error=None, fix=None, seal_id=evidence.sealed)
+        return dataclasses.replace(
+            record, state=State.RUNNING, ended=None, error=None, fix=None, seal_id=evidence.sealed
+        )
     if evidence.sealed is not None:
-        return dataclasses.replace(record, state=State.SEALED, seal_id=evidence.sealed, ended=record.ended or now,
-                                   error=None, fix=None)
+        return dataclasses.replace(
+            record, state=State.SEALED, seal_id=evidence.sealed, ended=record.ended or now, error=None, fix=None
+        )
     if record.state in (State.FAILED, State.STOPPED):
         return record
     if evidence.launcher_alive and (record.state is State.CREATED or record.process is None):
@@ -105,8 +110,14 @@ def settle(record: Record, evidence: Evidence, now: float) -> Record:
     if status.get("state") == "interrupted":
         return dataclasses.replace(record, state=State.STOPPED, ended=ended, exit_code=status.get("exit_code"))
     if status.get("state") == "failed":
-        return dataclasses.replace(record, state=State.FAILED, ended=ended, error=status.get("error"),
-                                   fix=status.get("fix"), exit_code=status.get("exit_code"))
+        return dataclasses.replace(
+            record,
+            state=State.FAILED,
+            ended=ended,
+            error=status.get("error"),
+            fix=status.get("fix"),
+            exit_code=status.get("exit_code"),
+        )
     if record.state is State.CREATED:
         error = "the launcher ended before training started"
     else:
@@ -143,7 +154,9 @@ class Run:
             value = records.read_json(self.folder / RECORD_NAME)
             return from_json(value)
         except (OSError, ValueError, TypeError, KeyError) as error:
-            raise BurstError(f"the record of run {self.name} cannot be read: {error}", f"look into {self.folder}") from error
+            raise BurstError(
+                f"the record of run {self.name} cannot be read: {error}", f"look into {self.folder}"
+            ) from error
 
     def write(self, record: Record) -> None:
         records.write_json(self.folder / RECORD_NAME, to_json(record))
@@ -201,8 +214,17 @@ def create(name: str, *, where: str, model: str, destination: Path, launcher: Pr
     folder = paths.runs() / name
     folder.mkdir(parents=True)
     run = Run(folder)
-    run.write(Record(name=name, created=time.time(), state=State.CREATED, where=where, model=model,
-                     destination=str(destination), launcher=launcher))
+    run.write(
+        Record(
+            name=name,
+            created=time.time(),
+            state=State.CREATED,
+            where=where,
+            model=model,
+            destination=str(destination),
+            launcher=launcher,
+        )
+    )
     run.note("created", where=where, model=model)
     return run
 
@@ -227,7 +249,9 @@ def find(name: str | None) -> Run:
     if len(matches) == 1:
         return matches[0]
     if matches:
-        raise InvalidInput(f"{name!r} could be any of {', '.join(run.name for run in matches[:8])}", "type more of the name")
+        raise InvalidInput(
+            f"{name!r} could be any of {', '.join(run.name for run in matches[:8])}", "type more of the name"
+        )
     raise InvalidInput(f"no run is called {name!r}", "list them with: burst runs")
 
 

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
+    from typing_extensions import Self
+
     from burst.check import Issue, Report
     from burst.fetch import Fetched
     from burst.follow import Probe, View
@@ -32,19 +34,31 @@ if TYPE_CHECKING:
 
 PLAIN_INTERVAL_S = 5.0
 CHART_HEIGHT = 12
+PIPE_WIDTH = 160
 
-_STATE_STYLES = {State.ADOPTED: "green", State.SEALED: "cyan", State.RUNNING: "yellow", State.CREATED: "yellow",
-                 State.FAILED: "red", State.STOPPED: "magenta"}
+_STATE_STYLES = {
+    State.ADOPTED: "green",
+    State.SEALED: "cyan",
+    State.RUNNING: "yellow",
+    State.CREATED: "yellow",
+    State.FAILED: "red",
+    State.STOPPED: "magenta",
+}
 
 
 def out() -> Console:
     """Results: standard output."""
-    return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    return Console(highlight=False, width=_width(sys.stdout))
 
 
 def err(quiet: bool = False) -> Console:
     """Progress and advice: standard error."""
-    return Console(stderr=True, highlight=False, quiet=quiet, soft_wrap=not sys.stderr.isatty())
+    return Console(stderr=True, highlight=False, quiet=quiet, width=_width(sys.stderr))
+
+
+def _width(stream: TextIO) -> int | None:
+    """The terminal's own width; pipes and files get lines wide enough that nothing is cut or wrapped."""
+    return None if stream.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
 
 
 def size(count: float) -> str:
@@ -68,12 +82,15 @@ def clipped(text: str, width: int) -> str:
 
 # --- check -----------------------------------------------------------------------------------------------------------
 
+
 def check_report(report: Report) -> RenderableType:
     parts: list[RenderableType] = [_files_table(report)]
     if report.tokenized:
         parts += [_tokens_table(report)]
         if report.sample:
-            parts.append(Text.assemble(("scored part of the first row  ", "bold"), clipped(printable(report.sample), 300)))
+            parts.append(
+                Text.assemble(("scored part of the first row  ", "bold"), clipped(printable(report.sample), 300))
+            )
     parts += [_issue(issue) for issue in report.issues.shown]
     parts += [Text(f"  … and {more:,} more of the kind {kind}", style="dim") for kind, more in _hidden(report)]
     if report.ok:
@@ -91,32 +108,55 @@ def _files_table(report: Report) -> Table:
 
 
 def _tokens_table(report: Report) -> Table:
-    table = _table("split", ("rows", "right"), ("tokens", "right"), ("scored", "right"), ("min", "right"),
-                   ("median", "right"), ("p95", "right"), ("max", "right"), (f"over {report.max_length:,}", "right"))
-    table.caption = f"{report.model}, {report.rendering}" + (f", answers end with {report.turn_end}" if report.turn_end else "")
+    table = _table(
+        "split",
+        ("rows", "right"),
+        ("tokens", "right"),
+        ("scored", "right"),
+        ("min", "right"),
+        ("median", "right"),
+        ("p95", "right"),
+        ("max", "right"),
+        (f"over {report.max_length:,}", "right"),
+    )
+    table.caption = f"{report.model}, {report.rendering}" + (
+        f", answers end with {report.turn_end}" if report.turn_end else ""
+    )
     table.caption_justify = "left"
     for name, split in (("train", report.train), ("eval", report.evaluation)):
         if split.rows or split.overlong:
             lengths = split.lengths.summary() if split.lengths.rows else {"min": 0, "median": 0, "p95": 0, "max": 0}
-            table.add_row(name, f"{split.rows:,}", f"{split.lengths.total:,}", f"{split.scored_tokens:,}",
-                          *(f"{value:,}" for value in lengths.values()), f"{split.overlong:,}")
+            table.add_row(
+                name,
+                f"{split.rows:,}",
+                f"{split.lengths.total:,}",
+                f"{split.scored_tokens:,}",
+                *(f"{value:,}" for value in lengths.values()),
+                f"{split.overlong:,}",
+            )
     return table
 
 
 def _issue(issue: Issue) -> Text:
     kind, style = ("problem", "bold red") if issue.blocks else ("note", "yellow")
-    return Text.assemble((f"{kind}  ", style), (issue.where, "bold"), f": {printable(issue.what)}; {printable(issue.fix)}")
+    return Text.assemble(
+        (f"{kind}  ", style), (issue.where, "bold"), f": {printable(issue.what)}; {printable(issue.fix)}"
+    )
 
 
 def _hidden(report: Report) -> list[tuple[str, int]]:
     shown: dict[str, int] = {}
     for issue in report.issues.shown:
         shown[issue.kind] = shown.get(issue.kind, 0) + 1
-    return [(kind.removeprefix("note-"), count - shown.get(kind, 0)) for kind, count in report.issues.counts.items()
-            if count > shown.get(kind, 0)]
+    return [
+        (kind.removeprefix("note-"), count - shown.get(kind, 0))
+        for kind, count in report.issues.counts.items()
+        if count > shown.get(kind, 0)
+    ]
 
 
 # --- train -----------------------------------------------------------------------------------------------------------
+
 
 def preview(prepared: Prepared, python: Interpreter) -> RenderableType:
     report, gpu = prepared.bundle.report, prepared.gpu
@@ -126,7 +166,9 @@ def preview(prepared: Prepared, python: Interpreter) -> RenderableType:
     table.add_row("run", prepared.run.name)
     table.add_row("model", escape(report.model))
     held_out = f", {report.evaluation.rows:,} held out" if report.evaluation.rows else ""
-    table.add_row("data", f"{report.train.weighted_rows:,} rows an epoch, {report.train.weighted_tokens:,} tokens{held_out}")
+    table.add_row(
+        "data", f"{report.train.weighted_rows:,} rows an epoch, {report.train.weighted_tokens:,} tokens{held_out}"
+    )
     table.add_row("where", f"this machine, {gpu.name} ({size(gpu.free_bytes)} free)" if gpu else "this machine, CPU")
     if gpu and gpu.processes:
         table.add_row("", Text(f"also on this GPU: {', '.join(gpu.processes)}", style="yellow"))
@@ -149,17 +191,19 @@ class Follower:
         self._said = 0.0
         self._step = 0
 
-    def __enter__(self) -> Follower:
+    def __enter__(self) -> Self:
         if self._live:
             self._live.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._live:
             self._live.stop()
 
     def __call__(self, view: View) -> None:
-        for note in view.notes[self._notes:]:
+        for note in view.notes[self._notes :]:
             self.console.print(Text.assemble(("note  ", "yellow"), printable(note)))
         self._notes = len(view.notes)
         if self._live:
@@ -213,8 +257,13 @@ def finished(view: View, fetched: Fetched, run_name: str) -> RenderableType:
         parts.append(f"evaluation loss {view.eval_losses[-1][1]:.4f} at step {view.eval_losses[-1][0]}")
     if view.probes:
         parts.append(probes(view.probes))
-    parts.append(Text.assemble(("adapter  ", "bold"), (paths.short(fetched.folder), "green"),
-                               f"  {size(fetched.seal.size_bytes)}, every hash verified"))
+    parts.append(
+        Text.assemble(
+            ("adapter  ", "bold"),
+            (paths.short(fetched.folder), "green"),
+            f"  {size(fetched.seal.size_bytes)}, every hash verified",
+        )
+    )
     parts.append(Text.assemble(("next     ", "bold"), f"burst show {run_name}"))
     return Group(*parts)
 
@@ -249,13 +298,21 @@ def probes(items: Sequence[Probe]) -> Table:
 
 # --- runs ------------------------------------------------------------------------------------------------------------
 
+
 def runs_table(items: Sequence[tuple[Run, Record]]) -> Table:
     table = _table("run", "state", "adapter", "model", "where", ("started", "right"), ("took", "right"))
     for a_run, record in reversed(items):
         took = age((record.ended or time.time()) - record.created)
-        started = datetime.datetime.fromtimestamp(record.created).strftime("%Y-%m-%d %H:%M")
-        table.add_row(a_run.name, Text(record.state.value, style=_STATE_STYLES[record.state]), launch.adapter_state(record),
-                      escape(record.model), record.where, started, took)
+        started = datetime.datetime.fromtimestamp(record.created).astimezone().strftime("%Y-%m-%d %H:%M")
+        table.add_row(
+            a_run.name,
+            Text(record.state.value, style=_STATE_STYLES[record.state]),
+            launch.adapter_state(record),
+            escape(record.model),
+            record.where,
+            started,
+            took,
+        )
     table.caption = f"in {paths.short(paths.runs())}"
     table.caption_justify = "left"
     return table
@@ -269,8 +326,12 @@ def run_page(a_run: Run, record: Record, view: View) -> RenderableType:
     grid.add_row("state", Text(record.state.value, style=_STATE_STYLES[record.state]))
     if record.error:
         grid.add_row("error", Text(record.error, style="red"))
-    grid.add_row("adapter", f"{launch.adapter_state(record)}: {paths.short(Path(record.destination))}"
-                 if record.seal_id else launch.adapter_state(record))
+    grid.add_row(
+        "adapter",
+        f"{launch.adapter_state(record)}: {paths.short(Path(record.destination))}"
+        if record.seal_id
+        else launch.adapter_state(record),
+    )
     grid.add_row("model", escape(record.model))
     if view.device:
         grid.add_row("device", escape(f"{view.device}, {view.precision}"))
@@ -314,10 +375,11 @@ def bell(console: Console, seconds: float) -> None:
 
 
 def _table(*columns: str | tuple[str, str]) -> Table:
+    """A plain table. The first column is what people type or look for: it stays whole; numbers stand to the right."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for column in columns:
+    for index, column in enumerate(columns):
         if isinstance(column, str):
-            table.add_column(column, overflow="fold")
+            table.add_column(column, overflow="ellipsis", no_wrap=True, min_width=None if index else 1)
         else:
             table.add_column(column[0], justify="right", no_wrap=True)
     return table

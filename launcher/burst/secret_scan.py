@@ -40,8 +40,10 @@ def scan(content: bytes, first_line: int = 1) -> list[Finding]:
     found = []
     for kind, literal, pattern in _PATTERNS:
         if literal in content:
-            found += [Finding(kind, first_line + content.count(b"\n", 0, match.start()))
-                      for match in pattern.finditer(content)]
+            found += [
+                Finding(kind, first_line + content.count(b"\n", 0, match.start()))
+                for match in pattern.finditer(content)
+            ]
     return sorted(found, key=lambda finding: finding.line)
 
 

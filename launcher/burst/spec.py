@@ -7,7 +7,6 @@ two meanings: what a key does not say is in its default, and ``docs/spec.md`` is
 from __future__ import annotations
 
 import difflib
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -16,6 +15,7 @@ from burst.errors import InvalidInput
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 DEFAULT_NAME = "burst.yaml"
 BUILTIN_MODEL = "builtin:tiny"
@@ -38,7 +38,9 @@ class Data(Section):
     """The rows."""
 
     train: str | None = Field(None, description="JSONL file to train on, relative to the spec")
-    sources: list[Source] | None = Field(None, description="several training files instead of `train`, each with a repeat")
+    sources: list[Source] | None = Field(
+        None, description="several training files instead of `train`, each with a repeat"
+    )
     eval: str | None = Field(None, description="JSONL file to evaluate on")
     eval_split: float | None = Field(
         None, gt=0, le=0.5, description="without `eval`: the share of rows held out, chosen by `train.seed` and content"
@@ -80,7 +82,8 @@ class Adapter(Section):
     alpha: float | None = Field(None, gt=0, description="scale is alpha / rank; default 2 x rank")
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout on the adapter's input")
     targets: list[str] = Field(
-        default_factory=lambda: list(DEFAULT_TARGETS), min_length=1,
+        default_factory=lambda: list(DEFAULT_TARGETS),
+        min_length=1,
         description="linear layers that get an adapter, by name; `[all-linear]` is all of them",
     )
     last_layers: PositiveInt | None = Field(None, description="only the last N layers")
@@ -146,7 +149,9 @@ class Cloud(Section):
 class Spec(Section):
     """One training job."""
 
-    model: str = Field(min_length=1, description="hub id, local folder (starting with `.`, `~` or `/`), or `builtin:tiny`")
+    model: str = Field(
+        min_length=1, description="hub id, local folder (starting with `.`, `~` or `/`), or `builtin:tiny`"
+    )
     revision: str | None = Field(None, description="branch, tag or commit of a hub model; recorded as a commit")
     data: Data = Field(description="the rows")
     adapter: Adapter = Field(default_factory=Adapter, description="the LoRA adapter")
@@ -197,7 +202,9 @@ def parse(text: str, name: str) -> Spec:
         problem = (error.problem or "not YAML").split("\n")[0]
         raise InvalidInput(f"{name}{line}: {problem}", "see docs/spec.md for every key") from None
     except (YAMLError, ValueError) as error:
-        raise InvalidInput(f"{name}: not YAML: {str(error).splitlines()[0]}", "see docs/spec.md for every key") from None
+        raise InvalidInput(
+            f"{name}: not YAML: {str(error).splitlines()[0]}", "see docs/spec.md for every key"
+        ) from None
     if not isinstance(value, CommentedMap):
         raise InvalidInput(f"{name}: a spec is a mapping of keys to values", "see docs/spec.md for every key")
     try:
@@ -215,13 +222,18 @@ def schema() -> dict[str, Any]:
 def sections() -> Iterator[tuple[str, type[Section]]]:
     """Every section with its dotted name, the whole spec first (as ``""``)."""
     yield "", Spec
-    for name, model in (("data", Data), ("data.sources[]", Source), ("adapter", Adapter), ("train", Train),
-                        ("probes", Probes), ("cloud", Cloud)):
-        yield name, model
+    yield from (
+        ("data", Data),
+        ("data.sources[]", Source),
+        ("adapter", Adapter),
+        ("train", Train),
+        ("probes", Probes),
+        ("cloud", Cloud),
+    )
 
 
 def _plain(value: Any) -> Any:
-    """ruamel's round-trip containers and scalars as plain Python values."""
+    """Ruamel's round-trip containers and scalars as plain Python values."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from burst import dataset
 from burst.errors import InvalidInput
 from burst.spec import parse
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from burst_payload.rows import Problem
 
 _TEMPLATE = """\
 # A training job for burst. Every key: burst schema, or docs/spec.md.
@@ -39,23 +44,31 @@ def write(data: Path, model: str, output: Path, *, force: bool) -> str:
     try:
         name = data.absolute().relative_to(folder).as_posix()
     except ValueError:
-        raise InvalidInput(f"{data} is not in the folder of {output}", "a bundle takes files beside the spec: write it there, "
-                           f"for example -o {data.parent / 'burst.yaml'}") from None
+        raise InvalidInput(
+            f"{data} is not in the folder of {output}",
+            f"a bundle takes files beside the spec: write it there, for example -o {data.parent / 'burst.yaml'}",
+        ) from None
     file = dataset.locate(folder, name, "train")
     facts = dataset.FileFacts(None)
     problems: list[str] = []
 
-    def report(_: dataset.DataFile, line: int, problem: dataset.Problem) -> None:
+    def report(_: dataset.DataFile, line: int, problem: Problem) -> None:
         if not problem.kind.startswith("note-"):
             problems.append(f"{name}:{line}: {problem.what}; {problem.fix}")
 
     rows = sum(1 for _ in dataset.read(file, "auto", facts, report))
     if facts.format is None:
-        raise InvalidInput("\n".join(problems[:5]) or f"{name}: no row was found", f"look at it with: burst check {name}")
-    evaluation = "eval_split: 0.1            # held out, chosen by content and seed" if rows >= 20 else \
-        "# eval: heldout.jsonl      # rows to evaluate on"
-    text = _TEMPLATE.format(model=_yaml(model), train=_yaml(name), rows=f"{rows:,}", format=facts.format,
-                            evaluation=evaluation)
+        raise InvalidInput(
+            "\n".join(problems[:5]) or f"{name}: no row was found", f"look at it with: burst check {name}"
+        )
+    evaluation = (
+        "eval_split: 0.1            # held out, chosen by content and seed"
+        if rows >= 20
+        else "# eval: heldout.jsonl      # rows to evaluate on"
+    )
+    text = _TEMPLATE.format(
+        model=_yaml(model), train=_yaml(name), rows=f"{rows:,}", format=facts.format, evaluation=evaluation
+    )
     parse(text, str(output))  # what burst writes, burst reads
     output.write_text(text, encoding="utf-8")
     return facts.format

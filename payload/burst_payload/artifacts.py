@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burst_payload import seal, tokens
@@ -14,13 +13,23 @@ from burst_payload.records import publish_directory, write_json
 from burst_payload.stop import ExitCode, Stop
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from peft import PeftModel
 
 ADAPTER = "adapter"
 
 
-def save(model: PeftModel, base_folder: Path, template: str | None, base_name: str, revision: str | None,
-         metadata: dict[str, Any], bundle_id: str, output: Path) -> seal.Seal:
+def save(
+    model: PeftModel,
+    base_folder: Path,
+    template: str | None,
+    base_name: str,
+    revision: str | None,
+    metadata: dict[str, Any],
+    bundle_id: str,
+    output: Path,
+) -> seal.Seal:
     """Write ``output/adapter`` in PEFT's layout with tokenizer, metadata and seal.
 
     The folder appears under its name in one rename, after everything in it was written, fsynced, read back and checked.
@@ -41,8 +50,9 @@ def save(model: PeftModel, base_folder: Path, template: str | None, base_name: s
         seal.verify_seal(temporary)
         publish_directory(temporary, output / ADAPTER)
     except seal.SealError as error:
-        raise Stop(f"the adapter does not read back as it was written: {error}", "check the disk",
-                   ExitCode.VERIFICATION) from error
+        raise Stop(
+            f"the adapter does not read back as it was written: {error}", "check the disk", ExitCode.VERIFICATION
+        ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return written
@@ -77,13 +87,18 @@ def verify_weights(model: PeftModel, path: Path) -> None:
     if not problems:
         for name, tensor in load_file(path).items():
             if not torch.equal(tensor, trained[name].detach().cpu()):
-                problems.append(f"{name} reads back differently" if torch.isfinite(tensor).all() else f"{name} is not finite")
+                problems.append(
+                    f"{name} reads back differently" if torch.isfinite(tensor).all() else f"{name} is not finite"
+                )
             elif "lora_B" in name and not tensor.any():
                 problems.append(f"{name} is all zero: it was never trained")
     if problems:
         more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
-        raise Stop(f"the saved adapter is not what was trained: {'; '.join(problems[:3])}{more}",
-                   "nothing was sealed; run again", ExitCode.VERIFICATION)
+        raise Stop(
+            f"the saved adapter is not what was trained: {'; '.join(problems[:3])}{more}",
+            "nothing was sealed; run again",
+            ExitCode.VERIFICATION,
+        )
 
 
 def gpu_name() -> str | None:

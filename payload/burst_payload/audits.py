@@ -100,8 +100,12 @@ def expected_trainable(model: PreTrainedModel, adapter: Adapter, targets: list[s
     first = layers - adapter.last_layers if adapter.last_layers is not None else 0
     total = 0
     for name, module in model.named_modules():
-        if isinstance(module, torch.nn.Linear) and name.rpartition(".")[2] in targets \
-                and not excluded.fullmatch(name) and _layer_index(name) >= first:
+        if (
+            isinstance(module, torch.nn.Linear)
+            and name.rpartition(".")[2] in targets
+            and not excluded.fullmatch(name)
+            and _layer_index(name) >= first
+        ):
             total += adapter.rank * (module.in_features + module.out_features)
             total += module.out_features if adapter.dora else 0
     for name, parameter in model.named_parameters():
@@ -129,8 +133,10 @@ def check_trainable(model: PeftModel, expected: int) -> int:
     """Stop unless exactly the predicted number of parameters is trained. Returns it."""
     found = trainable(model)
     if found != expected:
-        raise Stop(f"{found:,} parameters would be trained instead of the {expected:,} that the adapter has by formula",
-                   "check adapter.targets and adapter.last_layers against the model's layer names")
+        raise Stop(
+            f"{found:,} parameters would be trained instead of the {expected:,} that the adapter has by formula",
+            "check adapter.targets and adapter.last_layers against the model's layer names",
+        )
     if found == 0:
         raise Stop("no parameter would be trained", "check adapter.targets against the model's layer names")
     return found
@@ -138,11 +144,16 @@ def check_trainable(model: PeftModel, expected: int) -> int:
 
 def check_adapter_dtype(model: PeftModel, expected: str) -> None:
     """Stop unless the trained weights have the format that was decided; libraries like to cast them on the way."""
-    wrong = {str(p.dtype).removeprefix("torch.") for n, p in model.named_parameters() if p.requires_grad
-             and "lora_magnitude_vector" not in n} - {expected}
+    wrong = {
+        str(p.dtype).removeprefix("torch.")
+        for n, p in model.named_parameters()
+        if p.requires_grad and "lora_magnitude_vector" not in n
+    } - {expected}
     if wrong:
-        raise Stop(f"the adapter is in {', '.join(sorted(wrong))} instead of {expected}",
-                   "report this: the trainer cast the adapter")
+        raise Stop(
+            f"the adapter is in {', '.join(sorted(wrong))} instead of {expected}",
+            "report this: the trainer cast the adapter",
+        )
 
 
 def check_labels(examples: list[Example], facts: TokenizerFacts, vocabulary: int) -> None:
@@ -152,11 +163,15 @@ def check_labels(examples: list[Example], facts: TokenizerFacts, vocabulary: int
         raise Stop(f"{len(unscored)} rows have no scored token, the first is row {unscored[0] + 1}", "run burst check")
     largest = max(max(example.input_ids) for example in examples)
     if largest >= vocabulary:
-        raise Stop(f"token id {largest} is outside of the model's {vocabulary} embeddings",
-                   "the tokenizer does not belong to this model")
+        raise Stop(
+            f"token id {largest} is outside of the model's {vocabulary} embeddings",
+            "the tokenizer does not belong to this model",
+        )
     if not facts.eos_ids:
-        raise Stop("the tokenizer names no EOS token: answers would never end",
-                   "set eos_token in the model's tokenizer_config.json")
+        raise Stop(
+            "the tokenizer names no EOS token: answers would never end",
+            "set eos_token in the model's tokenizer_config.json",
+        )
 
 
 def check_tokenizers_agree(examples: list[Example], facts: TokenizerFacts, tokenizer: Any) -> None:
@@ -164,22 +179,32 @@ def check_tokenizers_agree(examples: list[Example], facts: TokenizerFacts, token
     longest = max(examples, key=lambda example: len(example.input_ids))
     text = facts.tokenizer.decode(longest.input_ids, skip_special_tokens=False)
     if tokenizer.decode(longest.input_ids, skip_special_tokens=False) != text:
-        raise Stop("transformers decodes the longest row to another text than the tokenizer file does",
-                   "save the tokenizer anew with AutoTokenizer.from_pretrained(MODEL).save_pretrained(FOLDER)")
+        raise Stop(
+            "transformers decodes the longest row to another text than the tokenizer file does",
+            "save the tokenizer anew with AutoTokenizer.from_pretrained(MODEL).save_pretrained(FOLDER)",
+        )
     if facts.eos_id is not None and tokenizer.eos_token_id != facts.eos_id:
-        raise Stop(f"transformers takes {tokenizer.eos_token!r} as EOS, the tokenizer file says {facts.eos!r}",
-                   "make eos_token agree in the model's tokenizer files")
+        raise Stop(
+            f"transformers takes {tokenizer.eos_token!r} as EOS, the tokenizer file says {facts.eos!r}",
+            "make eos_token agree in the model's tokenizer files",
+        )
 
 
 def untouched(model: PeftModel, initial: dict[str, torch.Tensor]) -> list[str]:
     """The ``lora_B`` matrices that an optimizer step did not move."""
     import torch
 
-    return [name for name, parameter in model.named_parameters()
-            if name in initial and torch.equal(parameter.detach().cpu(), initial[name])]
+    return [
+        name
+        for name, parameter in model.named_parameters()
+        if name in initial and torch.equal(parameter.detach().cpu(), initial[name])
+    ]
 
 
 def lora_b(model: PeftModel) -> dict[str, torch.Tensor]:
     """Copies of all trained ``lora_B`` matrices (zero before the first step), by name."""
-    return {name: parameter.detach().cpu().clone() for name, parameter in model.named_parameters()
-            if parameter.requires_grad and "lora_B" in name}
+    return {
+        name: parameter.detach().cpu().clone()
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and "lora_B" in name
+    }

@@ -14,9 +14,8 @@ from __future__ import annotations
 import datetime
 import functools
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jinja2
 import jinja2.ext
@@ -27,6 +26,8 @@ import jinja2.sandbox
 from burst_payload.rows import Problem, Row, as_chat
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tokenizers import Encoding
 
     from burst_payload.tokens import TokenizerFacts
@@ -75,8 +76,13 @@ class Renderer:
         """Text and scored spans of a row, or None and why not."""
         if self.chat is None:
             if "messages" in row:
-                return None, [Problem("no-template", "the model has no chat template for these turns",
-                                      "set data.chat_template to a .jinja file, or take an instruct model")]
+                return None, [
+                    Problem(
+                        "no-template",
+                        "the model has no chat template for these turns",
+                        "set data.chat_template to a .jinja file, or take an instruct model",
+                    )
+                ]
             text = row["prompt"] + row["completion"]
             return Rendered(text, [(len(row["prompt"]), len(text))], add_special_tokens=True, append_eos=True), []
         if "messages" not in row:
@@ -102,13 +108,23 @@ class Renderer:
                     return None, [_not_a_prefix(index, len(scored))]
                 end = self._end_of_turn(upto, len(prefix))
                 if end is None:
-                    return None, [Problem("eos-not-scored", f"the template closes turn {index + 1} with no end-of-turn "
-                                          "token, so the model would never learn to stop",
-                                          "set data.chat_template to a template that ends each answer with the EOS token")]
+                    return None, [
+                        Problem(
+                            "eos-not-scored",
+                            f"the template closes turn {index + 1} with no end-of-turn "
+                            "token, so the model would never learn to stop",
+                            "set data.chat_template to a template that ends each answer with the EOS token",
+                        )
+                    ]
                 spans.append((len(prefix), end))
         except TemplateRefusal as error:
-            return None, [Problem("template-refuses", f"the chat template refuses this row: {error}",
-                                  "change the roles or their order as the template asks")]
+            return None, [
+                Problem(
+                    "template-refuses",
+                    f"the chat template refuses this row: {error}",
+                    "change the roles or their order as the template asks",
+                )
+            ]
         return Rendered(full, spans, add_special_tokens=False, append_eos=False), []
 
     def _end_of_turn(self, text: str, start: int) -> int | None:
@@ -138,10 +154,17 @@ class Renderer:
         problems = []
         bos = self.facts.bos_id
         if bos is not None and first_ids[:2] == [bos, bos]:
-            problems.append(Problem("two-bos", "the row starts with two BOS tokens",
-                                    "remove the BOS text from the data: the tokenizer or the template adds it"))
+            problems.append(
+                Problem(
+                    "two-bos",
+                    "the row starts with two BOS tokens",
+                    "remove the BOS text from the data: the tokenizer or the template adds it",
+                )
+            )
         if not scored:
-            problems.append(Problem("nothing-scored", "no token of this row is scored", "check that the answer has text"))
+            problems.append(
+                Problem("nothing-scored", "no token of this row is scored", "check that the answer has text")
+            )
         return problems
 
 
@@ -176,8 +199,12 @@ def _not_a_prefix(index: int, scored: int) -> Problem:
         if scored > 1
         else "set data.chat_template_kwargs (for example enable_thinking: false), or use a template without rewriting"
     )
-    return Problem("template-rewrites", f"the chat template renders turn {index + 1} differently once it is answered, "
-                   "so what is scored would not be what the model is asked later", fix)
+    return Problem(
+        "template-rewrites",
+        f"the chat template renders turn {index + 1} differently once it is answered, "
+        "so what is scored would not be what the model is asked later",
+        fix,
+    )
 
 
 class TemplateRefusal(Exception):
@@ -204,7 +231,10 @@ class ChatTemplate:
         """The conversation as text. Raises ``TemplateRefusal``."""
         try:
             return self._template.render(
-                messages=messages, tools=tools, documents=None, add_generation_prompt=generation_prompt,
+                messages=messages,
+                tools=tools,
+                documents=None,
+                add_generation_prompt=generation_prompt,
                 **self._variables,
             )
         except (jinja2.TemplateError, TypeError, KeyError, AttributeError, ValueError) as error:
@@ -219,7 +249,7 @@ class ChatTemplate:
             )
         except TemplateRefusal:
             return self._facts.eos
-        tail = text[text.rfind(probe) + len(probe):]
+        tail = text[text.rfind(probe) + len(probe) :]
         found = [(tail.find(token), token) for token in self._facts.special if token in tail]
         return min(found, key=lambda item: (item[0], -len(item[1])))[1] if found else None
 
@@ -238,7 +268,7 @@ def _compile(source: str) -> jinja2.Template:
 class _GenerationBlock(jinja2.ext.Extension):
     """``{% generation %}`` marks answers for other tools; here its content is rendered as it stands."""
 
-    tags = {"generation"}
+    tags: ClassVar = {"generation"}
 
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
         next(parser.stream)
@@ -246,8 +276,11 @@ class _GenerationBlock(jinja2.ext.Extension):
 
 
 def _tojson(
-    value: Any, ensure_ascii: bool = False, indent: int | None = None,
-    separators: tuple[str, str] | None = None, sort_keys: bool = False,
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
 ) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
@@ -257,6 +290,4 @@ def _raise_exception(message: str) -> None:
 
 
 def _strftime_now(format: str) -> str:
-    return datetime.datetime.now().strftime(format)
-
-
+    return datetime.datetime.now().astimezone().strftime(format)

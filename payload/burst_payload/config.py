@@ -10,10 +10,12 @@ import dataclasses
 import types
 import typing
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from burst_payload.records import read_json
+
+if typing.TYPE_CHECKING:
+    from pathlib import Path
 
 RUN_NAME = "run.json"
 FORMAT = 1
@@ -86,7 +88,7 @@ class Train:
     logging_steps: int
     eval_steps: int | None
     save_steps: int | None
-    gradient_checkpointing: bool
+    gradient_checkpointing: Literal["auto", "on", "off"]
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,16 @@ def _build_dataclass(kind: Any, value: Any, where: str, problems: list[str]) -> 
             arguments[name] = _build(hints[name], value[name], f"{where}: {name}", problems)
         elif item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING:
             problems.append(f"{where}: missing key {name!r}")
-    if len(arguments) < len([f for f in fields.values() if f.default is dataclasses.MISSING
-                             and f.default_factory is dataclasses.MISSING]) or problems:
+    if (
+        len(arguments)
+        < len(
+            [
+                f
+                for f in fields.values()
+                if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+            ]
+        )
+        or problems
+    ):
         return None
     return kind(**arguments)

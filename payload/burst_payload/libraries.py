@@ -11,8 +11,19 @@ import re
 import sys
 from pathlib import Path
 
-CORE = ("torch", "transformers", "peft", "trl", "accelerate", "bitsandbytes", "tokenizers", "safetensors",
-        "huggingface-hub", "jinja2", "datasets")
+CORE = (
+    "torch",
+    "transformers",
+    "peft",
+    "trl",
+    "accelerate",
+    "bitsandbytes",
+    "tokenizers",
+    "safetensors",
+    "huggingface-hub",
+    "jinja2",
+    "datasets",
+)
 """The libraries that shape the result. Their own dependencies may differ without harm."""
 
 _PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;#]+)\s*(?:;\s*([^#]*))?")

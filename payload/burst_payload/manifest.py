@@ -72,7 +72,9 @@ def parse(value: Any) -> tuple[str, list[Entry]]:
         else:
             entries.append(entry)
     paths = [entry.path for entry in entries]
-    problems += [f"{MANIFEST_NAME}: {path} is listed twice" for path in sorted({p for p in paths if paths.count(p) > 1})]
+    problems += [
+        f"{MANIFEST_NAME}: {path} is listed twice" for path in sorted({p for p in paths if paths.count(p) > 1})
+    ]
     if not problems and value.get("bundle_id") != bundle_id(entries):
         problems.append(f"{MANIFEST_NAME}: bundle_id does not match the files it lists")
     if problems:

@@ -32,25 +32,40 @@ def resolve_folder(model: Model, override: str | None, cache: Path) -> Path:
         return tiny.model_folder(cache)
     if model.kind == "local":
         if not override:
-            raise Stop(f"this bundle trains the local model {model.name!r}, which does not travel with it",
-                       "start with --model FOLDER", ExitCode.INVALID)
+            raise Stop(
+                f"this bundle trains the local model {model.name!r}, which does not travel with it",
+                "start with --model FOLDER",
+                ExitCode.INVALID,
+            )
         folder = Path(override)
         if not (folder / "config.json").is_file():
-            raise Stop(f"{folder} is not a model folder: it has no config.json", "give --model FOLDER", ExitCode.INVALID)
+            raise Stop(
+                f"{folder} is not a model folder: it has no config.json", "give --model FOLDER", ExitCode.INVALID
+            )
         found = fingerprint(folder)
         if found != model.fingerprint:
-            raise Stop(f"{folder} is not the model that the bundle was made for (config or tokenizer differ)",
-                       "give the same model, or make the bundle anew", ExitCode.VERIFICATION)
+            raise Stop(
+                f"{folder} is not the model that the bundle was made for (config or tokenizer differ)",
+                "give the same model, or make the bundle anew",
+                ExitCode.VERIFICATION,
+            )
         return folder
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
-        return Path(snapshot_download(model.name, revision=model.revision, allow_patterns=[
-            "*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]))
+        return Path(
+            snapshot_download(
+                model.name,
+                revision=model.revision,
+                allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"],
+            )
+        )
     except (HfHubHTTPError, OSError, ValueError) as error:
-        raise Stop(f"{model.name} cannot be fetched from the hub: {type(error).__name__}: {first_line(error)}",
-                   "check the name, the revision, access (HF_TOKEN) and the network") from error
+        raise Stop(
+            f"{model.name} cannot be fetched from the hub: {type(error).__name__}: {first_line(error)}",
+            "check the name, the revision, access (HF_TOKEN) and the network",
+        ) from error
 
 
 def lora_config(adapter: Adapter, targets: list[str], layers: int) -> LoraConfig:
@@ -105,6 +120,8 @@ def load_base(folder: Path, precise: Precision, quantized: bool, on_gpu: bool) -
     import torch
     from transformers import AutoModelForCausalLM
 
+    if on_gpu:  # cuDNN's attention plans anew for every sequence length: measured on an H200, docs/performance.md
+        torch.backends.cuda.enable_cudnn_sdp(False)
     dtype = getattr(torch, precise.compute)
     arguments: dict[str, Any] = {"dtype": dtype, "attn_implementation": "sdpa", "local_files_only": True}
     if on_gpu:
@@ -114,8 +131,11 @@ def load_base(folder: Path, precise: Precision, quantized: bool, on_gpu: bool) -
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, **arguments)
     except torch.cuda.OutOfMemoryError as error:
-        raise Stop("out of GPU memory while loading the model", "take a smaller model, quantization: nf4, or a larger card",
-                   ExitCode.NOTHING_FITS) from error
+        raise Stop(
+            "out of GPU memory while loading the model",
+            "take a smaller model, quantization: nf4, or a larger card",
+            ExitCode.NOTHING_FITS,
+        ) from error
     model.config.use_cache = False
     model.requires_grad_(False)
     return model
@@ -137,8 +157,11 @@ def resolve_targets(model: PreTrainedModel, targets: list[str]) -> list[str]:
     import torch
 
     excluded = re.compile(NOT_TEXT)
-    linear = [name for name, module in model.named_modules()
-              if isinstance(module, torch.nn.Linear) and not excluded.fullmatch(name)]
+    linear = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and not excluded.fullmatch(name)
+    ]
     present = {name.rpartition(".")[2] for name in linear}
     present |= {name.rpartition(".")[2] for name, parameter in model.named_parameters() if parameter.ndim == 3}
     if targets == ["all-linear"]:
@@ -151,11 +174,17 @@ def _existing(targets: list[str], present: set[str]) -> list[str]:
     missing = [target for target in targets if target not in present]
     # the default set names both attention and MLP; a family that fuses some of them (qkv_proj) needs its own names
     if missing and not {"gate_proj", "up_proj", "down_proj"}.issuperset(missing):
-        raise Stop(f"no layer is called {', '.join(missing)}",
-                   f"set adapter.targets from: {', '.join(sorted(present))}; or to all-linear", ExitCode.INVALID)
+        raise Stop(
+            f"no layer is called {', '.join(missing)}",
+            f"set adapter.targets from: {', '.join(sorted(present))}; or to all-linear",
+            ExitCode.INVALID,
+        )
     if missing and not (present & {"gate_up_proj", "experts"}):
-        raise Stop(f"no layer is called {', '.join(missing)}",
-                   f"set adapter.targets from: {', '.join(sorted(present))}; or to all-linear", ExitCode.INVALID)
+        raise Stop(
+            f"no layer is called {', '.join(missing)}",
+            f"set adapter.targets from: {', '.join(sorted(present))}; or to all-linear",
+            ExitCode.INVALID,
+        )
     return found or targets
 
 

@@ -31,7 +31,9 @@ def choose(capability: tuple[int, int] | None, model_type: str, quantized: bool)
     name = f"compute capability {capability[0]}.{capability[1]}"
     if capability >= (8, 0):
         # TRL casts the adapters of a quantized model to bfloat16; beside 16-bit weights PEFT keeps them in float32
-        return Precision("bfloat16", "bfloat16" if quantized else "float32", f"{name}: bfloat16 in hardware (8.0 and up)")
+        return Precision(
+            "bfloat16", "bfloat16" if quantized else "float32", f"{name}: bfloat16 in hardware (8.0 and up)"
+        )
     if model_type.startswith("gemma3"):
         return Precision("float32", "float32", f"{name}: no bfloat16 below 8.0, and Gemma 3 overflows in float16")
     return Precision("float16", "float32", f"{name}: no bfloat16 below 8.0, so float16 with float32 adapters")

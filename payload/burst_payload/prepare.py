@@ -61,25 +61,44 @@ def prepare(folder: Path, config: RunConfig, model_override: str | None, reporte
         template = template_source(folder, config, facts)
         renderer = chat.Renderer(facts, template, config.data.score, config.data.chat_template_kwargs)
     except (tokens.TokenizerError, chat.TemplateRefusal) as error:
-        raise Stop(f"the tokenizer cannot be used: {error}", "fix the model's tokenizer files", ExitCode.INVALID) from error
+        raise Stop(
+            f"the tokenizer cannot be used: {error}", "fix the model's tokenizer files", ExitCode.INVALID
+        ) from error
     rows, evaluation = [], []
     for source in config.data.sources:
         rows += encode_source(folder, source, renderer, config, reporter) * source.repeat
     if config.data.eval is not None:
         evaluation = encode_source(folder, config.data.eval, renderer, config, reporter)
     if not rows:
-        raise Stop("no row is left to train on", "raise data.max_length or look at the data with burst check",
-                   ExitCode.INVALID)
+        raise Stop(
+            "no row is left to train on", "raise data.max_length or look at the data with burst check", ExitCode.INVALID
+        )
     tokenizer = AutoTokenizer.from_pretrained(base_folder)
     audits.check_labels(rows + evaluation, facts, architecture.get_text_config().vocab_size)
     audits.check_tokenizers_agree(rows, facts, tokenizer)
     reporter.emit(
-        "data", rows=len(rows), eval_rows=len(evaluation), tokens=sum(len(row.input_ids) for row in rows),
+        "data",
+        rows=len(rows),
+        eval_rows=len(evaluation),
+        tokens=sum(len(row.input_ids) for row in rows),
         scored_tokens=sum(label != chat.IGNORED_LABEL for row in rows for label in row.labels),
-        longest=max(len(row.input_ids) for row in rows), steps=optimizer_steps(config, len(rows)),
+        longest=max(len(row.input_ids) for row in rows),
+        steps=optimizer_steps(config, len(rows)),
     )
-    return Prepared(config, folder / "out", base_folder, precise, capability, quantized, arguments, facts, tokenizer,
-                    template, rows, evaluation)
+    return Prepared(
+        config,
+        folder / "out",
+        base_folder,
+        precise,
+        capability,
+        quantized,
+        arguments,
+        facts,
+        tokenizer,
+        template,
+        rows,
+        evaluation,
+    )
 
 
 def build_configurations(output: Path, config: RunConfig, precise: Precision, on_gpu: bool) -> SFTConfig:
@@ -92,8 +111,11 @@ def build_configurations(output: Path, config: RunConfig, precise: Precision, on
             model.quantization_config(getattr(torch, precise.compute))
         return trainer.training_arguments(config, precise, output, on_gpu, evaluates=config.data.eval is not None)
     except (TypeError, ValueError, ImportError) as error:
-        raise Stop(f"the installed libraries refuse the settings: {first_line(error)}",
-                   "install requirements.lock, or change the setting it names", ExitCode.INVALID) from error
+        raise Stop(
+            f"the installed libraries refuse the settings: {first_line(error)}",
+            "install requirements.lock, or change the setting it names",
+            ExitCode.INVALID,
+        ) from error
 
 
 def template_source(folder: Path, config: RunConfig, facts: TokenizerFacts) -> str | None:
@@ -103,8 +125,9 @@ def template_source(folder: Path, config: RunConfig, facts: TokenizerFacts) -> s
     return facts.chat_template if config.data.chat_template == "model" else None
 
 
-def encode_source(folder: Path, source: Source, renderer: chat.Renderer, config: RunConfig,
-                  reporter: Reporter) -> list[Example]:
+def encode_source(
+    folder: Path, source: Source, renderer: chat.Renderer, config: RunConfig, reporter: Reporter
+) -> list[Example]:
     """Tokenize one file of canonical rows; over-long rows are refused, dropped or cut as the spec says, and counted."""
     examples, overlong, limit = [], 0, config.data.max_length
     with open(folder / source.path, "rb") as file:
@@ -117,14 +140,20 @@ def encode_source(folder: Path, source: Source, renderer: chat.Renderer, config:
             if len(example.input_ids) > limit:
                 overlong += 1
                 if config.data.on_overlong == "refuse":
-                    raise Stop(f"{source.path}:{number}: {len(example.input_ids)} tokens, more than data.max_length {limit}",
-                               "raise data.max_length, or set data.on_overlong to drop or truncate", ExitCode.INVALID)
+                    raise Stop(
+                        f"{source.path}:{number}: {len(example.input_ids)} tokens, more than data.max_length {limit}",
+                        "raise data.max_length, or set data.on_overlong to drop or truncate",
+                        ExitCode.INVALID,
+                    )
                 if config.data.on_overlong == "drop":
                     continue
                 example = chat.Example(example.input_ids[:limit], example.labels[:limit])
                 if all(label == chat.IGNORED_LABEL for label in example.labels):
-                    raise Stop(f"{source.path}:{number}: nothing scored is left after cutting to {limit} tokens",
-                               "raise data.max_length, or set data.on_overlong: drop", ExitCode.INVALID)
+                    raise Stop(
+                        f"{source.path}:{number}: nothing scored is left after cutting to {limit} tokens",
+                        "raise data.max_length, or set data.on_overlong: drop",
+                        ExitCode.INVALID,
+                    )
             examples.append(example)
     if overlong:
         action = "dropped" if config.data.on_overlong == "drop" else "cut"

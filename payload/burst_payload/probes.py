@@ -54,9 +54,14 @@ def answer(model: Any, probe: Probe, facts: TokenizerFacts, max_new_tokens: int)
     try:
         with torch.no_grad():
             output = model.generate(
-                input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens, do_sample=False,
-                eos_token_id=sorted(facts.eos_ids) or None, pad_token_id=min(facts.eos_ids, default=0), use_cache=True,
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=max_new_tokens,
+                do_sample=False,
+                eos_token_id=sorted(facts.eos_ids) or None,
+                pad_token_id=min(facts.eos_ids, default=0),
+                use_cache=True,
             )
     finally:
         model.train(was_training)
-    return str(facts.tokenizer.decode(output[0, ids.shape[1]:].tolist(), skip_special_tokens=True))
+    return str(facts.tokenizer.decode(output[0, ids.shape[1] :].tolist(), skip_special_tokens=True))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from burst_payload.records import EventLog, write_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 STATUS_INTERVAL_S = 1.0
 STATUS_NAME = "status.json"

@@ -12,8 +12,10 @@ Nothing here drops or repairs a row silently: a row either converts, or comes wi
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 FORMATS = ("messages", "conversations", "prompt_completion", "instruction", "text")
@@ -123,28 +125,37 @@ def _clean_messages(messages: Any, problems: list[Problem]) -> list[Row] | None:
             if text is not None and cleaned is messages:
                 cleaned = list(messages)
             if text is not None:
-                cleaned[index] = message = {**message, "content": text}
-        _check_message(message, index, problems)
+                cleaned[index] = {**message, "content": text}
+        _check_message(cleaned[index], index, problems)
     if not scored and not problems:
-        problems.append(Problem("nothing-scored", "no assistant turn to learn from",
-                                "add the assistant's answer or remove the row"))
+        problems.append(
+            Problem("nothing-scored", "no assistant turn to learn from", "add the assistant's answer or remove the row")
+        )
     elif isinstance(messages[-1], dict) and messages[-1].get("role") != "assistant":
-        problems.append(Problem("note-open-end", "the last turn is not the assistant's; it is context that nothing follows",
-                                "end the row with the assistant's answer"))
+        problems.append(
+            Problem(
+                "note-open-end",
+                "the last turn is not the assistant's; it is context that nothing follows",
+                "end the row with the assistant's answer",
+            )
+        )
     return cleaned
 
 
 def _check_message(message: Any, index: int, problems: list[Problem]) -> None:
     turn = f"turn {index + 1}"
     if not isinstance(message, dict):
-        problems.append(Problem("wrong-type", f"{turn} is {_kind(message)}, not an object",
-                                'write {"role": ..., "content": ...}'))
+        problems.append(
+            Problem("wrong-type", f"{turn} is {_kind(message)}, not an object", 'write {"role": ..., "content": ...}')
+        )
         return
     role, content = message.get("role"), message.get("content")
     if role is None:
         problems.append(Problem("no-role", f"{turn} has no role", f"use one of {', '.join(ROLES)}"))
     elif role not in ROLES:
-        problems.append(Problem("unknown-role", f"{turn} has the unknown role {role!r}", f"use one of {', '.join(ROLES)}"))
+        problems.append(
+            Problem("unknown-role", f"{turn} has the unknown role {role!r}", f"use one of {', '.join(ROLES)}")
+        )
     if message.get("tool_calls") and role == "assistant" and (content is None or content == ""):
         _check_extras(message, index, problems)
         return
@@ -165,8 +176,13 @@ def _check_extras(message: Row, index: int, problems: list[Problem]) -> None:
         problems.append(Problem("bad-weight", f"turn {index + 1} has the weight {weight!r}", "use 0 (not scored) or 1"))
     calls = message.get("tool_calls")
     if calls is not None and (not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls)):
-        problems.append(Problem("wrong-type", f"turn {index + 1}: tool_calls is not a list of objects",
-                                "write the calls as a list of objects"))
+        problems.append(
+            Problem(
+                "wrong-type",
+                f"turn {index + 1}: tool_calls is not a list of objects",
+                "write the calls as a list of objects",
+            )
+        )
 
 
 def _joined_parts(parts: list[Any], index: int, problems: list[Problem]) -> str | None:
@@ -177,8 +193,11 @@ def _joined_parts(parts: list[Any], index: int, problems: list[Problem]) -> str 
             texts.append(part["text"])
         else:
             kind = part.get("type") if isinstance(part, dict) else _kind(part)
-            problems.append(Problem("not-text", f"turn {index + 1} has a part of type {kind!r}",
-                                    "burst trains on text: remove the part"))
+            problems.append(
+                Problem(
+                    "not-text", f"turn {index + 1} has a part of type {kind!r}", "burst trains on text: remove the part"
+                )
+            )
             return None
     return "".join(texts)
 
@@ -230,11 +249,19 @@ def _function_call(value: Any, index: int, problems: list[Problem]) -> Row:
         call = json.loads(value) if isinstance(value, str) else value
         name, arguments = call["name"], call["arguments"]
     except (ValueError, TypeError, KeyError):
-        problems.append(Problem("bad-call", f"turn {index + 1}: function_call is not JSON with name and arguments",
-                                'write {"name": ..., "arguments": {...}}'))
+        problems.append(
+            Problem(
+                "bad-call",
+                f"turn {index + 1}: function_call is not JSON with name and arguments",
+                'write {"name": ..., "arguments": {...}}',
+            )
+        )
         name, arguments = "", {}
-    return {"role": "assistant", "content": "", "tool_calls": [
-        {"type": "function", "function": {"name": name, "arguments": arguments}}]}
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"type": "function", "function": {"name": name, "arguments": arguments}}],
+    }
 
 
 def _prompt_completion(row: Row, problems: list[Problem]) -> Row | None:
@@ -254,7 +281,9 @@ def _instruction(row: Row, problems: list[Problem]) -> Row | None:
     if extra is not None and not isinstance(extra, str):
         problems.append(Problem("wrong-type", f"input is {_kind(extra)}, not a string", "write a string"))
     if row.get("history"):
-        problems.append(Problem("history", "history is not read in this format", "use the messages format for several turns"))
+        problems.append(
+            Problem("history", "history is not read in this format", "use the messages format for several turns")
+        )
     if problems:
         return None
     user = f"{instruction}\n\n{extra}" if extra and extra.strip() else instruction

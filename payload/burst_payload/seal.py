@@ -10,11 +10,13 @@ import os
 import shutil
 import struct
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from burst_payload.manifest import Entry, ManifestError, bundle_id, differences, is_safe_path
 from burst_payload.records import read_json, sha256_file, write_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SEAL_NAME = "SEALED.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
@@ -25,8 +27,20 @@ FORMAT = 1
 MAX_HEADER_BYTES = 100_000_000
 """The limit that the safetensors format sets for its own header."""
 
-_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
-               "F8_E4M3": 1, "F8_E5M2": 1}
+_ITEM_BYTES = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U8": 1,
+    "BOOL": 1,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+}
 
 
 class SealError(Exception):
@@ -58,12 +72,15 @@ def write_seal(folder: Path, bundle: str) -> Seal:
         if path.is_file() and path.name != SEAL_NAME
     ]
     seal = Seal(bundle_id(entries), bundle, entries)
-    write_json(folder / SEAL_NAME, {
-        "format": FORMAT,
-        "seal_id": seal.seal_id,
-        "bundle_id": bundle,
-        "files": [{"path": e.path, "size_bytes": e.size_bytes, "sha256": e.sha256} for e in entries],
-    })
+    write_json(
+        folder / SEAL_NAME,
+        {
+            "format": FORMAT,
+            "seal_id": seal.seal_id,
+            "bundle_id": bundle,
+            "files": [{"path": e.path, "size_bytes": e.size_bytes, "sha256": e.sha256} for e in entries],
+        },
+    )
     return seal
 
 
@@ -82,9 +99,16 @@ def parse_seal(value: Any) -> Seal:
     """A seal from its JSON value. Raises ``SealError`` for anything malformed, unsafe or inconsistent."""
     try:
         entries = [Entry(item["path"], item["size_bytes"], item["sha256"]) for item in value["files"]]
-        well_formed = value["format"] == FORMAT and isinstance(value["bundle_id"], str) and all(
-            isinstance(e.path, str) and is_safe_path(e.path) and type(e.size_bytes) is int and isinstance(e.sha256, str)
-            for e in entries
+        well_formed = (
+            value["format"] == FORMAT
+            and isinstance(value["bundle_id"], str)
+            and all(
+                isinstance(e.path, str)
+                and is_safe_path(e.path)
+                and type(e.size_bytes) is int
+                and isinstance(e.sha256, str)
+                for e in entries
+            )
         )
         if well_formed and value["seal_id"] == bundle_id(entries):
             return Seal(value["seal_id"], value["bundle_id"], entries)
@@ -101,8 +125,11 @@ def verify_seal(folder: Path) -> Seal:
     seal = read_seal(folder)
     problems = differences(folder, seal.files)
     names = {entry.path for entry in seal.files}
-    problems += [f"{name}: not covered by the seal" for name in (WEIGHTS_NAME, "adapter_config.json", METADATA_NAME)
-                 if name not in names]
+    problems += [
+        f"{name}: not covered by the seal"
+        for name in (WEIGHTS_NAME, "adapter_config.json", METADATA_NAME)
+        if name not in names
+    ]
     if not problems:
         try:
             tensors(folder / WEIGHTS_NAME)

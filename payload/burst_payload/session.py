@@ -33,8 +33,14 @@ def train_and_seal(prepared: Prepared, bundle_id: str, reporter: Reporter) -> No
     expected = audits.expected_trainable(base, config.adapter, targets)
     adapted = model.attach(base, model.lora_config(config.adapter, targets, model.layer_count(base)), config.train.seed)
     parameters = audits.check_trainable(adapted, expected)
-    reporter.emit("model", name=config.model.name, weight_bytes=weight_bytes, trainable_parameters=parameters,
-                  quantization="nf4" if prepared.quantized else "none", device=artifacts.gpu_name() or "cpu")
+    reporter.emit(
+        "model",
+        name=config.model.name,
+        weight_bytes=weight_bytes,
+        trainable_parameters=parameters,
+        quantization="nf4" if prepared.quantized else "none",
+        device=artifacts.gpu_name() or "cpu",
+    )
 
     asked = [probes.from_example(example, prepared.facts) for example in _probe_rows(prepared)]
     if asked:
@@ -56,8 +62,16 @@ def train_and_seal(prepared: Prepared, bundle_id: str, reporter: Reporter) -> No
 
     reporter.phase("save")
     metadata = _metadata(prepared, bundle_id, reporter, progress, loop, parameters, weight_bytes, targets, started)
-    seal = artifacts.save(adapted, prepared.base_folder, prepared.template, config.model.name, config.model.revision,
-                          metadata, bundle_id, prepared.output)
+    seal = artifacts.save(
+        adapted,
+        prepared.base_folder,
+        prepared.template,
+        config.model.name,
+        config.model.revision,
+        metadata,
+        bundle_id,
+        prepared.output,
+    )
     reporter.emit("sealed", seal_id=seal.seal_id, size_bytes=seal.size_bytes, path="out/adapter")
     reporter.status(sealed=True)
 
@@ -72,8 +86,17 @@ def _probe_rows(prepared: Prepared) -> list[Any]:
     return (prepared.evaluation or prepared.train)[: prepared.config.probes.rows]
 
 
-def _metadata(prepared: Prepared, bundle_id: str, reporter: Reporter, progress: trainer.Progress, loop: trainer.Trainer,
-              parameters: int, weight_bytes: int, targets: list[str], started: float) -> dict[str, Any]:
+def _metadata(
+    prepared: Prepared,
+    bundle_id: str,
+    reporter: Reporter,
+    progress: trainer.Progress,
+    loop: trainer.Trainer,
+    parameters: int,
+    weight_bytes: int,
+    targets: list[str],
+    started: float,
+) -> dict[str, Any]:
     """What a person needs to know about an adapter years later. Losses are the mean loss of each optimizer step."""
     rows = prepared.train
     capability = prepared.capability

@@ -10,10 +10,12 @@ import json
 import os
 import shutil
 import uuid
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from burst_payload.records import publish_directory
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 NAME = "builtin:tiny"
 VERSION = 1

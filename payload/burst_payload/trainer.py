@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +21,8 @@ from burst_payload.model import optimizer_name
 from burst_payload.stop import Stop
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from peft import PeftModel
 
     from burst_payload.chat import Example
@@ -34,7 +35,7 @@ Emit = Callable[..., None]
 def training_arguments(config: RunConfig, precise: Precision, output: Path, on_gpu: bool, evaluates: bool) -> SFTConfig:
     """TRL's configuration of a run. Building it finds every option that the installed versions do not accept."""
     train = config.train
-    checkpointing = train.gradient_checkpointing
+    checkpointing = train.gradient_checkpointing == "on" or (train.gradient_checkpointing == "auto" and on_gpu)
     return SFTConfig(
         output_dir=str(output / "checkpoints"),
         num_train_epochs=train.epochs,
@@ -115,9 +116,11 @@ class Progress(TrainerCallback):  # type: ignore[misc]
             return
         still = audits.untouched(kwargs["model"], self.initial)
         if still:
-            raise Stop(f"{len(still)} of {len(self.initial)} lora_B matrices did not move in optimizer step "
-                       f"{state.global_step} (the first: {still[0]})",
-                       "the adapter gets no gradient there: check targets and checkpointing")
+            raise Stop(
+                f"{len(still)} of {len(self.initial)} lora_B matrices did not move in optimizer step "
+                f"{state.global_step} (the first: {still[0]})",
+                "the adapter gets no gradient there: check targets and checkpointing",
+            )
         self.initial = {}
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
@@ -138,18 +141,35 @@ class Progress(TrainerCallback):  # type: ignore[misc]
             rate = (tokens - self._mark[1]) / (now - self._mark[0])
         self._mark = (now, tokens)
         if step % self.every == 0 or step in (1, state.max_steps):
-            self.emit("step", step=step, steps=state.max_steps, loss=logs["loss"], grad_norm=logs.get("grad_norm"),
-                      learning_rate=logs.get("learning_rate"), epoch=logs.get("epoch"), tokens=tokens,
-                      tokens_per_s=rate, memory_bytes=peak_memory_bytes())
+            self.emit(
+                "step",
+                step=step,
+                steps=state.max_steps,
+                loss=logs["loss"],
+                grad_norm=logs.get("grad_norm"),
+                learning_rate=logs.get("learning_rate"),
+                epoch=logs.get("epoch"),
+                tokens=tokens,
+                tokens_per_s=rate,
+                memory_bytes=peak_memory_bytes(),
+            )
 
     def _finite(self, name: str, value: float, step: int) -> None:
         if not math.isfinite(value):
-            raise Stop(f"the {name} is {value} at step {step}",
-                       "lower train.learning_rate, or look at the rows of this step; nothing was saved")
+            raise Stop(
+                f"the {name} is {value} at step {step}",
+                "lower train.learning_rate, or look at the rows of this step; nothing was saved",
+            )
 
 
-def build(model: PeftModel, arguments: SFTConfig, tokenizer: Any, train: list[Example], evaluation: list[Example],
-          progress: Progress) -> Trainer:
+def build(
+    model: PeftModel,
+    arguments: SFTConfig,
+    tokenizer: Any,
+    train: list[Example],
+    evaluation: list[Example],
+    progress: Progress,
+) -> Trainer:
     """The trainer, with the model and data it will use."""
     trainer = Trainer(
         model=model,
@@ -165,10 +185,12 @@ def build(model: PeftModel, arguments: SFTConfig, tokenizer: Any, train: list[Ex
 
 
 def as_dataset(examples: list[Example]) -> Dataset:
-    return Dataset.from_dict({
-        "input_ids": [example.input_ids for example in examples],
-        "labels": [example.labels for example in examples],
-    })
+    return Dataset.from_dict(
+        {
+            "input_ids": [example.input_ids for example in examples],
+            "labels": [example.labels for example in examples],
+        }
+    )
 
 
 def peak_memory_bytes() -> int:

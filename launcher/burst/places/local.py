@@ -42,8 +42,15 @@ class Local:
             environment |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": self.gpu}
         run.note("starting", command=command)
         with open(run.log, "ab") as log:
-            self._child = subprocess.Popen(command, cwd=run.bundle, env=environment, stdin=subprocess.DEVNULL, stdout=log,
-                                           stderr=subprocess.STDOUT, start_new_session=True)
+            self._child = subprocess.Popen(
+                command,
+                cwd=run.bundle,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
         run.update(process=identify(self._child.pid))
 
     def evidence(self, run: Run) -> Evidence:
