@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
 from burst import spec
 from burst.cli import cli
 
@@ -43,9 +44,11 @@ def generated() -> Iterator[tuple[Path, str]]:
 def spec_page() -> str:
     parts = [
         "# burst.yaml\n",
-        "Generated from `launcher/burst/spec.py` by `make docs`. Paths are relative to the file; an unknown key is an error.\n"
-        "For completion in an editor: `burst schema > burst.schema.json`, and as the first line of the spec\n"
-        "`# yaml-language-server: $schema=burst.schema.json`.\n",
+        (
+            "Generated from `launcher/burst/spec.py` by `make docs`. Paths are relative to the file; an unknown key is an error.\n"
+            "For completion in an editor: `burst schema > burst.schema.json`, and as the first line of the spec\n"
+            "`# yaml-language-server: $schema=burst.schema.json`.\n"
+        ),
     ]
     for name, section in spec.sections():
         parts.append(f"## {f'`{name}`' if name else 'Top level'}\n")
