@@ -8,6 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "burst", deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150
+)
+settings.load_profile("burst")
 
 
 @pytest.fixture(scope="session")
@@ -19,6 +25,14 @@ def payload_python() -> str:
         [sys.executable, "-m", "burst.cli", "env", "--quiet"], text=True, capture_output=True, check=True
     )
     return result.stdout.strip()
+
+
+@pytest.fixture(scope="session")
+def payload_cache() -> Path:
+    """The real cache folder, for what is too large to make in every test."""
+    from burst import paths
+
+    return paths.models_cache()
 
 
 @pytest.fixture(autouse=True)

@@ -1,20 +1,21 @@
 """Write the quickstart's data: requests in plain English, each answered by one JSON capability call.
 
-    python examples/quickstart/generate.py            # writes train.jsonl and heldout.jsonl beside this file
+    python examples/quickstart/generate.py                                   # 360 and 40 rows beside this file
+    python examples/quickstart/generate.py examples/smollm2 --train 96 --heldout 20
 
-Seeded: the same files every time. Held-out requests use combinations that training never shows.
+
+Seeded: the same files every time. No held-out text is in the training file.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import random
 from pathlib import Path
 
 SEED = 3407
-TRAIN_ROWS = 360
-HELDOUT_ROWS = 40
 
 SYSTEM = """You control a house. Answer every request with exactly one JSON object and nothing else.
 Capabilities:
@@ -59,13 +60,13 @@ def requests() -> list[tuple[str, Call]]:
     return found
 
 
-def rows() -> tuple[list[dict[str, object]], list[dict[str, object]]]:
-    """Training and held-out rows in the ``messages`` format."""
+def rows(train: int, heldout: int) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
+    """So many training and held-out rows in the ``messages`` format."""
     chance = random.Random(SEED)
     asked = [(f"{opening}{text}", call) for (text, call), opening in itertools.product(requests(), OPENINGS)]
     chance.shuffle(asked)
-    chosen = [row(text[0].upper() + text[1:] + ".", call) for text, call in asked[: TRAIN_ROWS + HELDOUT_ROWS]]
-    return chosen[:TRAIN_ROWS], chosen[TRAIN_ROWS:]
+    chosen = [row(text[0].upper() + text[1:] + ".", call) for text, call in asked[: train + heldout]]
+    return chosen[:train], chosen[train:]
 
 
 def row(request: str, call: Call) -> dict[str, object]:
@@ -79,10 +80,14 @@ def row(request: str, call: Call) -> dict[str, object]:
 
 
 def main() -> None:
-    here = Path(__file__).parent
-    for name, chosen in zip(("train.jsonl", "heldout.jsonl"), rows(), strict=True):
+    parser = argparse.ArgumentParser(description="Write train.jsonl and heldout.jsonl.")
+    parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parent)
+    parser.add_argument("--train", type=int, default=360, help="training rows")
+    parser.add_argument("--heldout", type=int, default=40, help="held-out rows")
+    options = parser.parse_args()
+    for name, chosen in zip(("train.jsonl", "heldout.jsonl"), rows(options.train, options.heldout), strict=True):
         text = "".join(json.dumps(item, ensure_ascii=False) + "\n" for item in chosen)
-        (here / name).write_bytes(text.encode())
+        (options.folder / name).write_bytes(text.encode())
         print(f"{name}: {len(chosen)} rows")
 
 

@@ -204,9 +204,11 @@ def _finish(a_run: Run, place: Any, console: Any, *, as_json: bool) -> None:
 @json_option
 def runs(as_json: bool) -> None:
     """List all runs, newest first, as they really are."""
-    from burst import launch, paths, run, screens
+    from burst import launch, paths, screens
 
-    items = [(item, launch.refresh(item)) for item in run.all_runs()]
+    items, damaged = launch.readable_runs()
+    for error in damaged:
+        _fail(error.what, error.fix)
     if as_json:
         _print_json([_run_json(item, record) for item, record in items])
     elif items:

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 OpenFile = Callable[[str, int], BinaryIO]
 """Opens ``adapter/NAME`` of a run's output folder at a byte offset."""
 
-_MAX_SEAL_BYTES = 1 << 20
-
 
 @dataclass(frozen=True)
 class Fetched:
@@ -55,7 +53,7 @@ def fetch(
         InvalidInput: the destination is a folder of something else.
     """
     destination = destination.absolute()
-    sealed = _pull_seal(open_file)
+    raw, sealed = _pull_seal(open_file)
     if bundle_id is not None and sealed.bundle_id != bundle_id:
         raise VerificationFailed(
             f"the adapter was made by bundle {sealed.bundle_id[:12]}, not by this run's {bundle_id[:12]}",
@@ -69,7 +67,7 @@ def fetch(
     partial = destination.with_name(f".{destination.name}.partial")
     partial.mkdir(parents=True, exist_ok=True)
     pulled = sum(_pull(open_file, entry, partial, progress) for entry in sealed.files)
-    records.write_json(partial / seal.SEAL_NAME, json.loads(_read_seal(open_file)))
+    records.write_atomic(partial / seal.SEAL_NAME, raw)
     _remove_strangers(partial, sealed)
     try:
         verified = seal.verify_seal(partial)
@@ -100,18 +98,16 @@ def verify(folder: Path) -> seal.Seal:
         raise VerificationFailed(f"{folder} does not verify: {error}", "fetch it again: burst fetch RUN") from error
 
 
-def _pull_seal(open_file: OpenFile) -> seal.Seal:
+def _pull_seal(open_file: OpenFile) -> tuple[bytes, seal.Seal]:
+    """The seal as it lies at the source and as a value, read once: what is verified is what is kept."""
     try:
-        return seal.parse_seal(json.loads(_read_seal(open_file)))
+        with open_file(f"adapter/{seal.SEAL_NAME}", 0) as file:
+            raw = b"".join(iter(lambda: file.read(records.CHUNK_BYTES), b""))
+        return raw, seal.parse_seal(json.loads(raw))
     except FileNotFoundError:
         raise BurstError("there is no sealed adapter yet", "watch the run with: burst logs -f") from None
     except (ValueError, seal.SealError) as error:
         raise VerificationFailed(f"the seal cannot be used: {error}", "look at the run's folder") from error
-
-
-def _read_seal(open_file: OpenFile) -> bytes:
-    with open_file(f"adapter/{seal.SEAL_NAME}", 0) as file:
-        return file.read(_MAX_SEAL_BYTES)
 
 
 def _pull(open_file: OpenFile, entry: Entry, partial: Path, progress: Callable[[int], None] | None) -> int:

@@ -39,14 +39,15 @@ def read(path: Path, report: Report) -> Iterator[Line]:
 
     Problems whose kind starts with ``note-`` were read safely; the others are lines that are not yielded.
     """
-    found_any = False
+    first = True
     for number, line, last in _lines(path, report):
+        if first and (problem := _not_jsonl(line, last)):
+            report(number, problem)  # once: every further line would only say the same
+            return
+        first = False
         row = _parse(number, line, last, report)
-        found_any = found_any or bool(line)
         if row is not None:
             yield Line(number, row)
-    if not found_any:
-        report(0, Problem("empty-file", "the file is empty", "write one JSON object a line"))
 
 
 def _lines(path: Path, report: Report) -> Iterator[tuple[int, bytes, bool]]:
@@ -90,7 +91,10 @@ def _lines(path: Path, report: Report) -> Iterator[tuple[int, bytes, bool]]:
                 return
             chunk = file.read(CHUNK_BYTES)
         if rest and not rest.isspace():
-            yield number + 1, rest.removesuffix(b"\r"), True
+            number += 1
+            yield number, rest.removesuffix(b"\r"), True
+    if number == blank:
+        report(0, Problem("empty-file", "the file is empty", "write one JSON object a line"))
     if crlf:
         report(0, Problem("note-crlf", f"{crlf:,} lines end with CRLF; read as LF", "no need to act"))
     if blank:
@@ -99,6 +103,18 @@ def _lines(path: Path, report: Report) -> Iterator[tuple[int, bytes, bool]]:
         report(
             unusual, Problem("note-breaks", "U+2028, U+2029 or U+0085 inside a string, kept as text", "no need to act")
         )
+
+
+def _not_jsonl(first_line: bytes, last: bool) -> Problem | None:
+    """What the file is instead, where its first line shows that it is JSON of another shape."""
+    stripped = first_line.strip()
+    if stripped.startswith(b"["):
+        return Problem("json-array", "this is a JSON array, not JSONL", "write one object a line: jq -c '.[]' FILE")
+    if stripped == b"{" or (stripped.startswith(b"{") and stripped.endswith((b",", b"[", b"{", b":")) and not last):
+        return Problem(
+            "pretty-json", "this is JSON over several lines, not JSONL", "write one object a line: jq -c . FILE"
+        )
+    return None
 
 
 def _parse(number: int, line: bytes, last: bool, report: Report) -> dict[str, Any] | None:
@@ -113,7 +129,7 @@ def _parse(number: int, line: bytes, last: bool, report: Report) -> dict[str, An
         report(number, _duplicate(error.key))
         return None
     except (ValueError, RecursionError) as error:
-        report(number, _why(number, line, last, error))
+        report(number, _why(line, last, error))
         return None
     if not isinstance(row, dict):
         report(number, Problem("not-an-object", "the line is not a JSON object", "write one JSON object a line"))
@@ -188,7 +204,7 @@ def _duplicate(key: str) -> Problem:
     return Problem("duplicate-key", f"the key {key!r} stands twice in one object", "keep one of them")
 
 
-def _why(number: int, line: bytes, last: bool, error: Exception) -> Problem:
+def _why(line: bytes, last: bool, error: Exception) -> Problem:
     """The likeliest reason why a line is not JSON, in words that help."""
     try:
         text = line.decode()
@@ -199,12 +215,6 @@ def _why(number: int, line: bytes, last: bool, error: Exception) -> Problem:
     if "\0" in text:
         return Problem("nul", "a NUL byte in the line", "remove it; the file may have been cut or filled by a crash")
     stripped = text.strip()
-    if number == 1 and stripped.startswith("["):
-        return Problem("json-array", "this is a JSON array, not JSONL", "write one object a line: jq -c '.[]' FILE")
-    if stripped in ("{", "[") or (number == 1 and stripped.startswith("{") and not stripped.endswith("}") and not last):
-        return Problem(
-            "pretty-json", "this is JSON over several lines, not JSONL", "write one object a line: jq -c . FILE"
-        )
     if last and not stripped.endswith("}"):
         return Problem("truncated", "the last line is cut off", "copy the file again, or remove the line")
     if isinstance(error, RecursionError) or "depth limit" in str(error):

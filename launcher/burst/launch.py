@@ -48,11 +48,22 @@ def resolve_where(where: str) -> str:
 
 def twin(bundle_id: str) -> tuple[Run, Record] | None:
     """An earlier run of exactly the same bundle that has its adapter or is still at work."""
-    for earlier in reversed(run.all_runs()):
-        record = refresh(earlier)
+    for earlier, record in reversed(readable_runs()[0]):
         if record.bundle_id == bundle_id and record.state in (State.RUNNING, State.SEALED, State.ADOPTED):
             return earlier, record
     return None
+
+
+def readable_runs() -> tuple[list[tuple[Run, Record]], list[BurstError]]:
+    """Every run with its settled record, oldest first, and what is wrong with the records that cannot be read."""
+    found: list[tuple[Run, Record]] = []
+    damaged: list[BurstError] = []
+    for item in run.all_runs():
+        try:
+            found.append((item, refresh(item)))
+        except BurstError as error:
+            damaged.append(error)
+    return found, damaged
 
 
 def prepare(spec: Spec, spec_path: Path, name: str, destination: Path, *, allow_secrets: bool) -> Prepared:

@@ -94,19 +94,19 @@ def settle(record: Record, evidence: Evidence, now: float) -> Record:
     if record.state is State.ADOPTED:
         return record
     status = evidence.status or {}
+    ended = next(time for time in (record.ended, status.get("time"), now) if time is not None)
     if evidence.process_alive:
         return dataclasses.replace(
             record, state=State.RUNNING, ended=None, error=None, fix=None, seal_id=evidence.sealed
         )
     if evidence.sealed is not None:
         return dataclasses.replace(
-            record, state=State.SEALED, seal_id=evidence.sealed, ended=record.ended or now, error=None, fix=None
+            record, state=State.SEALED, seal_id=evidence.sealed, ended=ended, error=None, fix=None
         )
     if record.state in (State.FAILED, State.STOPPED):
         return record
     if evidence.launcher_alive and (record.state is State.CREATED or record.process is None):
         return record
-    ended = record.ended or status.get("time") or now
     if status.get("state") == "interrupted":
         return dataclasses.replace(record, state=State.STOPPED, ended=ended, exit_code=status.get("exit_code"))
     if status.get("state") == "failed":
@@ -135,6 +135,14 @@ class Run:
     @property
     def name(self) -> str:
         return self.folder.name
+
+    @property
+    def created(self) -> float:
+        """Unix seconds; where the record is damaged, those of its file."""
+        try:
+            return self.read().created
+        except BurstError:
+            return (self.folder / RECORD_NAME).stat().st_mtime
 
     @property
     def bundle(self) -> Path:
@@ -235,7 +243,7 @@ def all_runs() -> list[Run]:
         folders = [path for path in paths.runs().iterdir() if (path / RECORD_NAME).is_file()]
     except FileNotFoundError:
         return []
-    return sorted((Run(path) for path in folders), key=lambda run: (run.read().created, run.name))
+    return sorted((Run(path) for path in folders), key=lambda run: (run.created, run.name))
 
 
 def find(name: str | None) -> Run:
@@ -271,10 +279,10 @@ def to_json(record: Record) -> dict[str, Any]:
     return {"format": FORMAT, **dataclasses.asdict(record), "state": record.state.value}
 
 
-def from_json(value: dict[str, Any]) -> Record:
+def from_json(value: Any) -> Record:
     """A record from its JSON. Raises ``ValueError``, ``KeyError`` or ``TypeError`` where it is not one."""
-    if value.get("format") != FORMAT:
-        raise ValueError(f"format {value.get('format')!r} is not {FORMAT}")
+    if not isinstance(value, dict) or value.get("format") != FORMAT:
+        raise ValueError(f"not a record of format {FORMAT}")
     fields = {key: item for key, item in value.items() if key != "format"}
     fields["state"] = State(fields["state"])
     for name in ("launcher", "process"):

@@ -83,13 +83,25 @@ class Renderer:
                         "set data.chat_template to a .jinja file, or take an instruct model",
                     )
                 ]
-            text = row["prompt"] + row["completion"]
-            return Rendered(text, [(len(row["prompt"]), len(text))], add_special_tokens=True, append_eos=True), []
+            return self._raw(row)
         if "messages" not in row:
             if not row["prompt"]:
-                return Rendered(row["completion"], [(0, len(row["completion"]))], True, True), []
+                return self._raw(row)
             row = as_chat(row)
         return self._render_chat(self.chat, row["messages"], row.get("tools"))
+
+    def _raw(self, row: Row) -> tuple[Rendered | None, list[Problem]]:
+        """A row of raw text: the completion and the EOS token after it are scored."""
+        if self.facts.eos_id is None:
+            return None, [
+                Problem(
+                    "eos-not-scored",
+                    "the tokenizer names no EOS token, so the model would never learn to stop",
+                    "set eos_token in the model's tokenizer_config.json",
+                )
+            ]
+        text = row["prompt"] + row["completion"]
+        return Rendered(text, [(len(row["prompt"]), len(text))], add_special_tokens=True, append_eos=True), []
 
     def _render_chat(
         self, chat: ChatTemplate, messages: list[Row], tools: list[Any] | None
@@ -144,7 +156,8 @@ class Renderer:
         labels = [IGNORED_LABEL] * len(ids)
         for first, stop in scored_slices(encoding, rendered.spans):
             labels[first:stop] = ids[first:stop]
-        if rendered.append_eos and self.facts.eos_id is not None and ids[-1:] != [self.facts.eos_id]:
+        if rendered.append_eos and ids[-1:] != [self.facts.eos_id]:
+            assert self.facts.eos_id is not None
             ids = [*ids, self.facts.eos_id]
             labels.append(self.facts.eos_id)
         return Example(ids, labels), problems + self.token_problems(ids[:2], any(x != IGNORED_LABEL for x in labels))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,8 +69,11 @@ def resolve_folder(model: Model, override: str | None, cache: Path) -> Path:
         ) from error
 
 
-def lora_config(adapter: Adapter, targets: list[str], layers: int) -> LoraConfig:
-    """PEFT's configuration of an adapter on the ``targets`` of the last ``adapter.last_layers`` of ``layers``."""
+def lora_config(adapter: Adapter, targets: list[str], layers: int, *, text_only: bool = True) -> LoraConfig:
+    """PEFT's configuration of an adapter on the ``targets`` of the last ``adapter.last_layers`` of ``layers``.
+
+    ``text_only``: the model has no vision or audio part that would have to be left out.
+    """
     from peft import LoraConfig
 
     chosen = None if adapter.last_layers is None else list(range(layers - adapter.last_layers, layers))
@@ -78,7 +82,7 @@ def lora_config(adapter: Adapter, targets: list[str], layers: int) -> LoraConfig
         lora_alpha=adapter.alpha,  # type: ignore[arg-type]  # a float is fine: it only scales
         lora_dropout=adapter.dropout,
         target_modules=targets,
-        exclude_modules=NOT_TEXT,
+        exclude_modules=None if text_only else NOT_TEXT,
         layers_to_transform=chosen,
         use_rslora=adapter.rslora,
         use_dora=adapter.dora,
@@ -141,6 +145,10 @@ def load_base(folder: Path, precise: Precision, quantized: bool, on_gpu: bool) -
     return model
 
 
+def is_text_only(model: PreTrainedModel) -> bool:
+    return not any(re.fullmatch(NOT_TEXT, name) for name, _ in model.named_modules())
+
+
 def layer_count(model: PreTrainedModel) -> int:
     config = model.config.get_text_config()
     return int(config.num_hidden_layers)
@@ -152,8 +160,6 @@ def resolve_targets(model: PreTrainedModel, targets: list[str]) -> list[str]:
     ``["all-linear"]`` is every linear layer but the head and mixture-of-experts routers. Raises ``Stop`` where a name
     matches nothing, naming what there is.
     """
-    import re
-
     import torch
 
     excluded = re.compile(NOT_TEXT)

@@ -31,7 +31,11 @@ def train_and_seal(prepared: Prepared, bundle_id: str, reporter: Reporter) -> No
     weight_bytes = audits.check_weight_bytes(base, item_bytes, prepared.quantized)
     targets = model.resolve_targets(base, config.adapter.targets)
     expected = audits.expected_trainable(base, config.adapter, targets)
-    adapted = model.attach(base, model.lora_config(config.adapter, targets, model.layer_count(base)), config.train.seed)
+    adapted = model.attach(
+        base,
+        model.lora_config(config.adapter, targets, model.layer_count(base), text_only=model.is_text_only(base)),
+        config.train.seed,
+    )
     parameters = audits.check_trainable(adapted, expected)
     reporter.emit(
         "model",
