@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import heapq
 import struct
 import tempfile
 from dataclasses import dataclass, field
@@ -53,8 +54,6 @@ class Finder:
         found = Duplicates()
         for bucket in range(_BUCKETS):
             _compare(self._records(bucket), found)
-        found.repeated_examples = sorted(found.repeated_examples)[:_EXAMPLES]
-        found.leaked_examples = sorted(found.leaked_examples)[:_EXAMPLES]
         return found
 
     def _flush(self, bucket: int) -> None:
@@ -74,19 +73,18 @@ class Finder:
 
 
 def _compare(records: bytes, found: Duplicates) -> None:
+    """Add what one bucket shows; of all examples only the first few in file order are kept."""
     seen: tuple[dict[bytes, int], dict[bytes, int]] = ({}, {})
-    rows = list(_RECORD.iter_unpack(records))
-    for digest, evaluation, place in rows:
+    repeated = []
+    for digest, evaluation, place in _RECORD.iter_unpack(records):
         first = seen[evaluation].setdefault(digest, place)
         if first != place:
-            found.repeated += 1
-            if len(found.repeated_examples) < 64:
-                found.repeated_examples.append((_place(place), _place(first)))
-    for digest, place in seen[1].items():
-        if digest in seen[0]:
-            found.leaked += 1
-            if len(found.leaked_examples) < 64:
-                found.leaked_examples.append((_place(place), _place(seen[0][digest])))
+            repeated.append((_place(place), _place(first)))
+    leaked = [(_place(place), _place(seen[0][digest])) for digest, place in seen[1].items() if digest in seen[0]]
+    found.repeated += len(repeated)
+    found.leaked += len(leaked)
+    found.repeated_examples = heapq.nsmallest(_EXAMPLES, found.repeated_examples + repeated)
+    found.leaked_examples = heapq.nsmallest(_EXAMPLES, found.leaked_examples + leaked)
 
 
 def _place(packed: int) -> Place:
