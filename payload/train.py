@@ -44,11 +44,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 import traceback
 from pathlib import Path
-from typing import Any, NoReturn
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
@@ -56,9 +54,9 @@ os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # read 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 
 from burst_payload import config as run_config  # noqa: E402
-from burst_payload import libraries, manifest, seal  # noqa: E402
+from burst_payload import libraries, manifest, seal, stop  # noqa: E402
 from burst_payload.reporter import Reporter  # noqa: E402
-from burst_payload.stop import ExitCode, Interrupted, Stop, first_line  # noqa: E402
+from burst_payload.stop import ExitCode, Stop, first_line  # noqa: E402
 
 OUTPUT = HERE / "out"
 ADAPTER = OUTPUT / "adapter"
@@ -66,8 +64,7 @@ ADAPTER = OUTPUT / "adapter"
 
 def main() -> int:
     options = parse_options()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, interrupt)
+    stop.listen()
     missing = libraries.missing(HERE / "requirements.lock")
     if missing:
         print(
@@ -108,13 +105,15 @@ def supervise(options: argparse.Namespace) -> int:
     reporter = Reporter(OUTPUT)
     try:
         return run(options, reporter)
-    except Stop as stop:
-        return failed(reporter, stop.what, stop.fix, stop.code)
-    except (Interrupted, KeyboardInterrupt):
-        reporter.end("interrupted", ExitCode.INTERRUPTED)
-        print("interrupted: nothing was sealed\ndo this: start again with: python train.py", file=sys.stderr)
-        return ExitCode.INTERRUPTED
-    except Exception as error:
+    except BaseException as error:
+        if stop.was_asked():  # first: a library may have given the interruption another name
+            stop.ignore()
+            reporter.end("interrupted", ExitCode.INTERRUPTED)
+            sealed = f"after the adapter was sealed: {ADAPTER}" if seal.is_sealed(ADAPTER) else "nothing was sealed"
+            print(f"interrupted: {sealed}\ndo this: start again with: python train.py", file=sys.stderr)
+            return ExitCode.INTERRUPTED
+        if isinstance(error, Stop):
+            return failed(reporter, error.what, error.fix, error.code)
         if type(error).__name__ == "OutOfMemoryError":  # torch's; naming the class would import torch
             return failed(
                 reporter,
@@ -167,10 +166,6 @@ def failed(reporter: Reporter, what: str, fix: str, code: ExitCode) -> int:
     if fix:
         print(f"do this: {fix}", file=sys.stderr)
     return code
-
-
-def interrupt(_number: int, _frame: Any) -> NoReturn:
-    raise Interrupted
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -180,19 +181,45 @@ def test_kill_and_start_again(made: Path, tmp_path: Path, payload_python: str, a
     assert not list((bundle / "out").glob(".adapter.tmp-*"))
 
 
-def test_sigterm_ends_in_order(made: Path, tmp_path: Path, payload_python: str) -> None:
+@pytest.mark.parametrize("phase", ["libraries", "prepare", "train"])
+def test_sigterm_ends_in_order(made: Path, tmp_path: Path, payload_python: str, phase: str) -> None:
     bundle = copy_bundle(made, tmp_path / "bundle")
     process = subprocess.Popen(
         [payload_python, "-u", "train.py"], cwd=bundle, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     for line in process.stdout:
-        if line.startswith("phase: name=prepare"):
+        if line.startswith(f"phase: name={phase}"):
             process.send_signal(signal.SIGTERM)
     _, stderr = process.communicate()
     assert process.returncode == 130
     assert stderr.strip().splitlines()[-1] == "do this: start again with: python train.py"
     assert json.loads((bundle / "out/status.json").read_text())["state"] == "interrupted"
+
+
+def test_an_interruption_that_a_library_swallows_is_not_lost() -> None:
+    script = """
+import os, signal
+from burst_payload import stop
+stop.listen()
+try:
+    os.kill(os.getpid(), signal.SIGTERM)
+except Exception:
+    print("called an error")
+except BaseException:
+    print("swallowed")
+try:
+    stop.check()
+except stop.Interrupted:
+    print("kept", stop.was_asked())
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": str(Path(manifest.__file__).parents[1])},
+        text=True,
+        capture_output=True,
+    )
+    assert result.stdout.split("\n")[:2] == ["swallowed", "kept True"], result.stderr
 
 
 def test_two_payloads_in_one_folder(made: Path, tmp_path: Path, payload_python: str) -> None:

@@ -57,6 +57,21 @@ def test_settle(before: State, evidence: Evidence, after: State) -> None:
     assert settle(record(before), evidence, 9.0).state is after
 
 
+@pytest.mark.parametrize(
+    ("evidence", "after"),
+    [
+        (Evidence(), State.STOPPED),
+        (Evidence(status={"state": "running", "phase": "train"}), State.STOPPED),
+        (Evidence(status={"state": "failed", "error": "e", "exit_code": 3}), State.FAILED),
+        (Evidence(sealed="s"), State.SEALED),
+        (Evidence(process_alive=True), State.RUNNING),
+    ],
+)
+def test_a_run_that_was_asked_to_stop(evidence: Evidence, after: State) -> None:
+    asked = record(State.RUNNING, stop_asked=5.0)
+    assert settle(asked, evidence, 9.0).state is after
+
+
 def test_the_reason_is_kept() -> None:
     settled = settle(record(), Evidence(status={"state": "failed", "error": "boom", "fix": "do", "exit_code": 3}), 9.0)
     assert (settled.error, settled.fix, settled.exit_code) == ("boom", "do", 3)

@@ -94,7 +94,7 @@ def read(file: DataFile, fmt: str, facts: FileFacts, report: Report) -> Iterator
                 ),
             )
             continue
-        if row.keys() - known:
+        if not known.issuperset(row):
             for column in row.keys() - known:
                 facts.ignored_columns[column] = facts.ignored_columns.get(column, 0) + 1
         result, problems = convert(row, facts.format)

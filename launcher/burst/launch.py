@@ -138,12 +138,10 @@ def stop(a_run: Run) -> Record:
     """End a run's process and settle its record."""
     place = Local()
     if not refresh(a_run, place).state.over:
+        a_run.update(stop_asked=time.time())
         a_run.note("stopping")
         place.stop(a_run)
-    record = refresh(a_run, place)
-    if record.state is State.FAILED and record.exit_code is None:  # it did not end by itself and had to be killed
-        record = a_run.update(state=State.STOPPED, error="stopped by burst stop")
-    return record
+    return refresh(a_run, place)
 
 
 def refresh(a_run: Run, place: Local | None = None) -> Record:

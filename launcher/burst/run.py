@@ -74,6 +74,8 @@ class Record:
     error: str | None = None
     fix: str | None = None
     exit_code: int | None = None
+    stop_asked: float | None = None
+    """When ``burst stop`` was called: a process that then ends without a word was stopped, it did not fail."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,8 @@ def settle(record: Record, evidence: Evidence, now: float) -> Record:
             fix=status.get("fix"),
             exit_code=status.get("exit_code"),
         )
+    if record.stop_asked is not None:
+        return dataclasses.replace(record, state=State.STOPPED, ended=ended, error="stopped by burst stop")
     if record.state is State.CREATED:
         error = "the launcher ended before training started"
     else:

@@ -71,6 +71,7 @@ class Renderer:
         self.score = score
         self.chat = ChatTemplate(template, facts, kwargs or {}) if template is not None else None
         self.turn_end = self.chat.turn_end() if self.chat else None
+        self.stops = [text for text, id in facts.special.items() if id in facts.eos_ids]
 
     def render(self, row: Row) -> tuple[Rendered | None, list[Problem]]:
         """Text and scored spans of a row, or None and why not."""
@@ -116,9 +117,11 @@ class Renderer:
                 prefix = chat.render(messages[:index], tools, generation_prompt=True)
                 last = index == len(messages) - 1
                 upto = full if last else chat.render(messages[: index + 1], tools, generation_prompt=False)
-                if not upto.startswith(prefix) or not full.startswith(upto):
+                # what closes the whole conversation (Phi-3 writes an EOS there) is no part of an earlier turn
+                shared = upto if full.startswith(upto) else _shared(upto, full)
+                end = self._end_of_turn(shared, len(prefix))
+                if not shared.startswith(prefix) or (end is None and shared is not upto):
                     return None, [_not_a_prefix(index, len(scored))]
-                end = self._end_of_turn(upto, len(prefix))
                 if end is None:
                     return None, [
                         Problem(
@@ -129,6 +132,15 @@ class Renderer:
                         )
                     ]
                 spans.append((len(prefix), end))
+            dropped = _dropped(messages, tools, full, dict(zip(scored, spans, strict=True)))
+            if dropped is not None:
+                return None, [
+                    Problem(
+                        "template-drops",
+                        f"the chat template leaves out {dropped}",
+                        "remove it from the row, or set data.chat_template to a template that writes it",
+                    )
+                ]
         except TemplateRefusal as error:
             return None, [
                 Problem(
@@ -140,11 +152,11 @@ class Renderer:
         return Rendered(full, spans, add_special_tokens=False, append_eos=False), []
 
     def _end_of_turn(self, text: str, start: int) -> int | None:
-        """The position after the last end-of-turn token of ``text[start:]``."""
-        if self.turn_end is None:
-            return None
-        position = text.rfind(self.turn_end, start)
-        return None if position < 0 else position + len(self.turn_end)
+        """The position after the last end-of-turn token of ``text[start:]``; a tool call may end with another stop."""
+        if self.turn_end is not None and (position := text.rfind(self.turn_end, start)) >= 0:
+            return position + len(self.turn_end)
+        ends = [position + len(stop) for stop in self.stops if (position := text.rfind(stop, start)) >= 0]
+        return max(ends, default=None)
 
     def encode(self, row: Row) -> tuple[Example | None, list[Problem]]:
         """A canonical row as token ids and labels, or None and why not."""
@@ -204,6 +216,48 @@ def _token_at(encoding: Encoding, positions: range) -> int | None:
         if token is not None:
             return token
     return None
+
+
+def _shared(one: str, other: str) -> str:
+    """What two texts begin with alike."""
+    different = (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return one[: next(different, min(len(one), len(other)))]
+
+
+def _dropped(messages: list[Row], tools: list[Any] | None, full: str, spans: dict[int, tuple[int, int]]) -> str | None:
+    """The first part of a conversation that its rendering does not hold, or None.
+
+    Templates drop what they do not know: tool calls, tools, text where they expect a list of parts. White space around a
+    text, and thoughts that the template keeps apart, are not counted.
+    """
+    at = 0
+    for index, message in enumerate(messages):
+        role, text = message["role"], (message.get("content") or "").rpartition("</think>")[2].strip()
+        start, end = spans.get(index, (0, len(full)))
+        found = full.find(text, max(at, start), end)
+        if found >= 0:
+            at = found + len(text)
+        elif full.find(text, start, end) < 0 and full.find(json.dumps(text, ensure_ascii=False)[1:-1], start, end) < 0:
+            return f"the text of turn {index + 1} ({role})"
+        for call in message.get("tool_calls") or ():
+            name = _function_name(call)
+            if name and full.find(name, start, end) < 0:
+                return f"the call of {name} in turn {index + 1}"
+        thoughts = message.get("reasoning_content")
+        if index in spans and isinstance(thoughts, str) and full.find(thoughts.strip(), start, end) < 0:
+            return f"reasoning_content of turn {index + 1}"
+    for tool in tools or ():
+        name = _function_name(tool)
+        if name and name not in full:
+            return f"the tool {name}"
+    return None
+
+
+def _function_name(value: Any) -> str | None:
+    """The name in a tool or a tool call, with or without its ``function`` wrapper."""
+    inner = value.get("function", value) if isinstance(value, dict) else None
+    name = inner.get("name") if isinstance(inner, dict) else None
+    return name if isinstance(name, str) else None
 
 
 def _not_a_prefix(index: int, scored: int) -> Problem:

@@ -6,6 +6,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
+from burst_payload import stop
 from burst_payload.records import EventLog, write_json
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ class Reporter:
         self._phase: tuple[str, float] | None = None
 
     def phase(self, name: str) -> None:
-        """Enter a phase; the time of the former one is kept for metadata.json."""
+        """Enter a phase; the time of the former one is kept for metadata.json. Raises ``Interrupted``."""
+        stop.check()
         now = time.monotonic()
         if self._phase is not None:
             self.phases[self._phase[0]] = round(self.phases.get(self._phase[0], 0.0) + now - self._phase[1], 3)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 from enum import IntEnum
+from typing import Any, NoReturn
 
 
 class ExitCode(IntEnum):
@@ -32,8 +34,40 @@ class Stop(Exception):
         self.code = code
 
 
-class Interrupted(Exception):
-    """A signal asked the run to end."""
+class Interrupted(BaseException):
+    """A signal asked the run to end. Not an ``Exception``: libraries catch those and give them another name."""
+
+
+_asked = False
+
+
+def listen() -> None:
+    """From now on SIGTERM and SIGINT raise ``Interrupted``, wherever the main thread is."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _interrupt)
+
+
+def _interrupt(_number: int, _frame: Any) -> NoReturn:
+    global _asked  # noqa: PLW0603 - a process has one set of signal handlers
+    _asked = True
+    raise Interrupted
+
+
+def ignore() -> None:
+    """Let the end be written down in peace."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def was_asked() -> bool:
+    """Whether a signal came, whatever became of the exception."""
+    return _asked
+
+
+def check() -> None:
+    """Raise ``Interrupted`` where a signal came and its exception was lost, as in a destructor or a C callback."""
+    if _asked:
+        raise Interrupted
 
 
 def first_line(error: BaseException) -> str:

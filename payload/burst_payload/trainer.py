@@ -16,7 +16,7 @@ from datasets import Dataset
 from transformers import PrinterCallback, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
-from burst_payload import audits
+from burst_payload import audits, stop
 from burst_payload.model import optimizer_name
 from burst_payload.stop import Stop
 
@@ -82,6 +82,7 @@ class Trainer(SFTTrainer):
     tokens_seen = 0
 
     def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        stop.check()
         self.tokens_seen += inputs["input_ids"].numel()
         return super().training_step(model, inputs, *args, **kwargs)
 
