@@ -276,7 +276,10 @@ def loss_chart(view: View) -> str:
     plotext.clear_figure()
     plotext.theme("clear")
     plotext.plotsize(width, CHART_HEIGHT)
-    plotext.plot([step for step, _ in view.losses], [loss for _, loss in view.losses], marker="braille")
+    losses = [loss for _, loss in view.losses]
+    if 0.0 < min(losses) < max(losses) / 20:  # on a plain scale the first steps would press the rest into a line
+        plotext.yscale("log")
+    plotext.plot([step for step, _ in view.losses], losses, marker="braille")
     chart: str = plotext.build()
     return chart
 
