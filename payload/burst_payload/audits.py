@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from burst_payload.chat import IGNORED_LABEL
 from burst_payload.model import NOT_TEXT, layer_count
-from burst_payload.stop import Stop
+from burst_payload.stop import ExitCode, Stop
 
 if TYPE_CHECKING:
     import torch
@@ -130,12 +130,20 @@ def trainable(model: torch.nn.Module) -> int:
 
 
 def check_trainable(model: PeftModel, expected: int) -> int:
-    """Stop unless exactly the predicted number of parameters is trained. Returns it."""
+    """Stop unless exactly the predicted number of parameters is trained. Returns it.
+
+    PEFT 0.21 reaches fused experts for some families only, then in all layers, and leaves out shared experts beside them.
+    """
     found = trainable(model)
     if found != expected:
+        experts = any(parameter.ndim == 3 and ".experts." in name for name, parameter in model.named_parameters())
         raise Stop(
-            f"{found:,} parameters would be trained instead of the {expected:,} that the adapter has by formula",
-            "check adapter.targets and adapter.last_layers against the model's layer names",
+            f"{found:,} parameters would be trained instead of the {expected:,} that the adapter has by formula"
+            + (": PEFT does not reach the experts of this model as asked" if experts else ""),
+            "set adapter.targets to the attention layers, for example [q_proj, k_proj, v_proj, o_proj]"
+            if experts
+            else "check adapter.targets and adapter.last_layers against the model's layer names",
+            ExitCode.INVALID,
         )
     if found == 0:
         raise Stop("no parameter would be trained", "check adapter.targets against the model's layer names")

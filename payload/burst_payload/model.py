@@ -168,40 +168,40 @@ def resolve_targets(model: PreTrainedModel, targets: list[str]) -> list[str]:
         for name, module in model.named_modules()
         if isinstance(module, torch.nn.Linear) and not excluded.fullmatch(name)
     ]
-    present = {name.rpartition(".")[2] for name in linear}
-    present |= {name.rpartition(".")[2] for name, parameter in model.named_parameters() if parameter.ndim == 3}
     if targets == ["all-linear"]:
         return sorted({name.rpartition(".")[2] for name in linear} - set(_ROUTERS))
-    return _existing(targets, present)
-
-
-def _existing(targets: list[str], present: set[str]) -> list[str]:
-    found = [target for target in targets if target in present]
+    fused = {name.rpartition(".")[2] for name, parameter in model.named_parameters() if parameter.ndim == 3}
+    present = {name.rpartition(".")[2] for name in linear} | fused
+    if "gate_up_proj" in fused:  # PEFT takes the names that the experts had before they were fused
+        present |= {"gate_proj", "up_proj"}
     missing = [target for target in targets if target not in present]
-    # the default set names both attention and MLP; a family that fuses some of them (qkv_proj) needs its own names
-    if missing and not {"gate_proj", "up_proj", "down_proj"}.issuperset(missing):
+    if missing:
         raise Stop(
             f"no layer is called {', '.join(missing)}",
-            f"set adapter.targets from: {', '.join(sorted(present))}; or to all-linear",
+            f"set adapter.targets from: {', '.join(sorted(present - set(_ROUTERS)))}; or to all-linear",
             ExitCode.INVALID,
         )
-    if missing and not (present & {"gate_up_proj", "experts"}):
-        raise Stop(
-            f"no layer is called {', '.join(missing)}",
-            f"set adapter.targets from: {', '.join(sorted(present))}; or to all-linear",
-            ExitCode.INVALID,
-        )
-    return found or targets
+    return targets
 
 
 def attach(model: PreTrainedModel, config: LoraConfig, seed: int) -> PeftModel:
-    """The model with a fresh adapter whose initial weights depend on ``seed`` alone."""
+    """The model with a fresh adapter whose initial weights depend on ``seed`` alone.
+
+    Raises ``Stop`` for what PEFT refuses, such as DoRA on fused experts.
+    """
     import torch
     from peft import get_peft_model
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return get_peft_model(model, config)  # type: ignore[return-value]
+        try:
+            return get_peft_model(model, config)  # type: ignore[return-value]
+        except ValueError as error:
+            raise Stop(
+                f"PEFT refuses this adapter: {first_line(error)}",
+                "change adapter.targets, adapter.dora, adapter.rslora or adapter.dropout",
+                ExitCode.INVALID,
+            ) from error
 
 
 def optimizer_name(config: RunConfig, on_gpu: bool) -> str:
