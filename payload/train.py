@@ -28,7 +28,8 @@ Writes into out/:
 
     adapter/            the result, in PEFT's layout: adapter_model.safetensors, adapter_config.json, tokenizer files,
                         chat template, metadata.json (versions, hashes, steps, losses, times) and SEALED.json (size and
-                        sha256 of all of them). It appears in one rename, complete, or not at all.
+                        sha256 of all of them). It appears in one rename, complete, or not at all. One that was changed
+                        afterwards is moved to adapter.unsealed-N before a new run.
     events.jsonl        one JSON object a line, append-only, with sequence numbers
     status.json         the newest state: running, sealed, failed or interrupted, with phase and step
     checkpoints/        only with train.save_steps
@@ -43,9 +44,11 @@ memory, 4 a verification failed, 130 interrupted by a signal. The last line on s
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 import traceback
+import warnings
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -59,7 +62,7 @@ from burst_payload.reporter import Reporter  # noqa: E402
 from burst_payload.stop import ExitCode, Stop, first_line  # noqa: E402
 
 OUTPUT = HERE / "out"
-ADAPTER = OUTPUT / "adapter"
+ADAPTER = OUTPUT / seal.ADAPTER_NAME
 
 
 def main() -> int:
@@ -98,10 +101,10 @@ def parse_options() -> argparse.Namespace:
 
 def supervise(options: argparse.Namespace) -> int:
     """Run, and turn every way in which it can end into a final event, a status and an exit code."""
-    if seal.is_sealed(ADAPTER):
+    seal.recover(OUTPUT, manifest.listed_id(HERE))
+    if ADAPTER.exists():
         print(f"already sealed: {ADAPTER}")
         return ExitCode.SEALED
-    seal.remove_leftovers(OUTPUT, seal.TEMPORARY_PREFIX)
     reporter = Reporter(OUTPUT)
     try:
         return run(options, reporter)
@@ -110,7 +113,7 @@ def supervise(options: argparse.Namespace) -> int:
             stop.ignore()
             reporter.end("interrupted", ExitCode.INTERRUPTED)
             sealed = f"after the adapter was sealed: {ADAPTER}" if seal.is_sealed(ADAPTER) else "nothing was sealed"
-            print(f"interrupted: {sealed}\ndo this: start again with: python train.py", file=sys.stderr)
+            print(f"interrupted: {sealed}\ndo this: start it again", file=sys.stderr)
             return ExitCode.INTERRUPTED
         if isinstance(error, Stop):
             return failed(reporter, error.what, error.fix, error.code)
@@ -144,6 +147,7 @@ def run(options: argparse.Namespace, reporter: Reporter) -> int:
     for name, wanted, found in libraries.differences(HERE / "requirements.lock"):
         reporter.emit("note", text=f"{name} {found} instead of the pinned {wanted}")
     use_one_gpu()
+    hush()
     from burst_payload import prepare, session  # imports torch: only now, with one GPU visible
 
     reporter.phase("prepare")
@@ -152,6 +156,12 @@ def run(options: argparse.Namespace, reporter: Reporter) -> int:
         session.train_and_seal(prepared, bundle_id, reporter)
     reporter.end("checked" if options.check else "sealed", ExitCode.SEALED)
     return ExitCode.SEALED
+
+
+def hush() -> None:
+    """Keep out of the log what libraries say to their developers; what matters to a run is reported as events."""
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"transformers\.")
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 
 def use_one_gpu() -> None:

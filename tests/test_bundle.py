@@ -143,7 +143,7 @@ def test_secrets_are_found_with_their_place_and_never_repeated(tmp_path: Path, s
         file.write(json.dumps({"prompt": "my key?", "completion": f"it is {secret} ok"}) + "\n")
     with pytest.raises(InvalidInput) as caught:
         build(path, tmp_path / "out")
-    assert f"data/train-000.jsonl:13: looks like a {kind}" in caught.value.what
+    assert f"rows.jsonl:13: looks like {'an' if kind[0] in 'AO' else 'a'} {kind}" in caught.value.what
     assert secret.split("\n")[0] not in caught.value.what
     assert not (tmp_path / "out").exists()
     build(path, tmp_path / "out", allow_secrets=True)
@@ -206,3 +206,41 @@ def test_bad_data_makes_no_bundle(tmp_path: Path) -> None:
     assert "rows.jsonl:13: " in caught.value.what
     assert "rows.jsonl:14: " in caught.value.what
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["token:\n" + TOKEN, "x\t" + TOKEN, "key\nAKIAABCDEFGHIJKLMNOP", "-----BEGIN PGP PRIVATE KEY BLOCK-----"]
+    + [f"{name}={'aB3/' * 10}" for name in ("AWS_SECRET_ACCESS_KEY", "aws_secret_access_key", "awsSecretAccessKey")],
+)
+def test_secrets_behind_escapes_and_in_other_spellings(tmp_path: Path, text: str) -> None:
+    path = write_job(tmp_path / "job")
+    with open(tmp_path / "job/rows.jsonl", "a") as file:
+        file.write(json.dumps({"prompt": "q", "completion": text}) + "\n")
+    with pytest.raises(InvalidInput, match=r"rows\.jsonl:13: looks like a"):
+        build(path, tmp_path / "out")
+
+
+def test_a_link_to_a_file_of_credentials_is_refused(tmp_path: Path) -> None:
+    path = write_job(tmp_path / "job")
+    (tmp_path / "job/rows.jsonl").rename(tmp_path / "job/.env")
+    (tmp_path / "job/rows.jsonl").symlink_to(".env")
+    with pytest.raises(InvalidInput, match="name of a file with credentials"):
+        build(path, tmp_path / "out")
+
+
+def test_only_an_earlier_bundle_is_replaced_by_an_archive(tmp_path: Path) -> None:
+    path = write_job(tmp_path / "job")
+    (tmp_path / "mine.tar.gz").write_text("my own archive")
+    with pytest.raises(InvalidInput, match="exists and is no bundle"):
+        build(path, tmp_path / "mine.tar.gz")
+    assert (tmp_path / "mine.tar.gz").read_text() == "my own archive"
+    build(path, tmp_path / "job.tar.gz")
+    write_job(tmp_path / "job", rows=5)
+    build(path, tmp_path / "job.tar.gz")
+
+
+@pytest.mark.parametrize("name", ["job.zip", "job.tgz", "job.tar"])
+def test_other_archives_are_not_made_as_folders(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidInput, match="cannot hold a bundle"):
+        build(write_job(tmp_path / "job"), tmp_path / name)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from burst import check, spec
 from burst.dedupe import Finder, Place
+from burst.report import Report
 from burst_payload import chat, rows, tiny, tokens
 from jobs import burst
 from hypothesis import given
@@ -19,7 +20,7 @@ def messages(user: str, answer: str, **extra) -> dict:
     return {"messages": [{"role": "user", "content": user}, {"role": "assistant", "content": answer}], **extra}
 
 
-def run_check(folder: Path, train: list[dict], evaluation: list[dict] | None = None, **data) -> check.Report:
+def run_check(folder: Path, train: list[dict], evaluation: list[dict] | None = None, **data) -> Report:
     for name, items in (("train.jsonl", train), ("eval.jsonl", evaluation or [])):
         (folder / name).write_text("".join(json.dumps(item) + "\n" for item in items))
     value = {
@@ -29,7 +30,7 @@ def run_check(folder: Path, train: list[dict], evaluation: list[dict] | None = N
     return check.check(spec.Spec.model_validate(value), folder)
 
 
-def kinds(report: check.Report) -> list[tuple[str, str]]:
+def kinds(report: Report) -> list[tuple[str, str]]:
     return [(issue.where, issue.kind) for issue in report.issues.shown]
 
 
@@ -167,3 +168,88 @@ def test_command_line(tmp_path: Path) -> None:
         burst("check", "bad.jsonl", "--model", "builtin:tiny", "--json", cwd=tmp_path, check=False).stdout
     )
     assert (value["ok"], value["problem_counts"]) == (False, {"no-turns": 1})
+
+
+def test_the_check_counts_what_the_split_leaves(tmp_path: Path) -> None:
+    rows_ = [messages(f"q{number}", "a") for number in range(30)]
+    report = run_check(tmp_path, rows_, eval_split=0.1)
+    assert report.ok
+    assert (report.train.rows, report.evaluation.rows) == (27, 3)
+    alone = run_check(tmp_path, rows_[:1], eval_split=0.1)
+    assert [issue.kind for issue in alone.issues.shown] == ["no-rows"]
+
+
+def test_evaluation_rows_that_all_go_are_a_problem(tmp_path: Path) -> None:
+    report = run_check(tmp_path, [messages("q", "a")], [messages("q", "a" * 500)], max_length=200, on_overlong="drop")
+    assert ("data", "no-rows") in kinds(report)
+
+
+def test_truncated_rows_count_what_is_left(tmp_path: Path) -> None:
+    report = run_check(tmp_path, [messages("q", "a" * 100)], max_length=60, on_overlong="truncate")
+    prompt = 60 - report.train.scored_tokens
+    assert report.train.lengths.total == 60
+    assert 0 < prompt < 60
+
+
+def test_secrets_are_problems_at_their_row_and_not_shown(tmp_path: Path) -> None:
+    token = "hf_" + "a1B2" * 9
+    report = run_check(tmp_path, [messages("q", f"it is {token}"), messages("q", "a")])
+    assert ("train.jsonl:1", "secret") in kinds(report)
+    assert token not in json.dumps(report.to_json())
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        ("hi<|im_end|>", "control-token"),
+        ("<|im_start|>assistant\nevil", "control-token"),
+        ("<|im_ended|> and im_end", None),
+    ],
+)
+def test_control_tokens_in_texts(tmp_path: Path, content: str, kind: str | None) -> None:
+    found = [issue.kind for issue in run_check(tmp_path, [messages(content, "a")]).issues.shown]
+    assert found == ([kind] if kind else [])
+    found = [issue.kind for issue in run_check(tmp_path, [messages("q", content)]).issues.shown]
+    assert found == ([kind] if kind else [])
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        ('{"messages": [{"role": "user", "content": "q", "n": 100000000000000000000}, A]}', "not-plain"),
+        ('{"messages": [{"role": "user", "content": "q", "n": ' + "[" * 300 + "]" * 300 + "}, A]}", "not-plain"),
+        ('{"messages": [{"role": "user", "content": "q"}, A], "tools": "[\\"\\\\ud800\\"]"}', "bad-tools"),
+        ('{"messages": [{"role": "user", "content": "q"}, A], "tools": "' + "[" * 100_000 + '"}', "bad-tools"),
+        ('{"messages": [{"role": "user", "content": "q"}, A], "tools": "[{\\"a\\": NaN}]"}', "bad-tools"),
+        ('{"messages": [{"role": "user", "content": "q"}, A], "tools": "[{\\"a\\": 1, \\"a\\": 2}]"}', "bad-tools"),
+        (
+            '{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "function_call": {}}]}',
+            "function-call",
+        ),
+        (
+            '{"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}], "system": ["Be rude"]}',
+            "wrong-type",
+        ),
+        ('{"prompt": "q", "completion": "a", "tools": [{}]}', "bad-tools"),
+    ],
+)
+def test_rows_that_cannot_be_kept_exactly_are_problems_at_their_line(tmp_path: Path, line: str, kind: str) -> None:
+    (tmp_path / "rows.jsonl").write_text(line.replace("A]", '{"role": "assistant", "content": "a"}]') + "\n")
+    value = {"model": "builtin:tiny", "data": {"train": "rows.jsonl"}}
+    report = check.check(spec.Spec.model_validate(value), tmp_path)
+    assert ("rows.jsonl:1", kind) in kinds(report)
+    assert not report.ok
+
+
+@pytest.mark.parametrize("name", ["a\0b", "x" * 300, "loop"])
+def test_paths_that_cannot_be_read_are_problems(tmp_path: Path, name: str) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    report = check.check(spec.Spec.model_validate({"model": "builtin:tiny", "data": {"train": name}}), tmp_path)
+    assert [issue.kind for issue in report.issues.shown] == ["no-file"]
+
+
+@pytest.mark.parametrize(("template", "kind"), [(b"\xff", "model"), (b"{{ 1/0 }}", "template-refuses")])
+def test_faulty_templates_are_problems(tmp_path: Path, template: bytes, kind: str) -> None:
+    (tmp_path / "t.jinja").write_bytes(template)
+    report = run_check(tmp_path, [messages("q", "a")], chat_template="t.jinja")
+    assert kind in [issue.kind for issue in report.issues.shown]

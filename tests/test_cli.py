@@ -37,8 +37,10 @@ def test_init_then_check(fmt: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["check"], 2, "make one with: burst init DATA.jsonl"),
-        (["check", "data.jsonl"], 2, "name the model with --model"),
+        (["check"], 2, "make a spec with: burst init DATA.jsonl"),
+        (["check", "data.jsonl"], 2, "burst init DATA.jsonl"),
+        (["train", "data.jsonl"], 2, "burst init data.jsonl"),
+        (["check", "pyproject.toml", "--model", "builtin:foo"], 2, "burst init DATA.jsonl"),
         (["check", "--no-such-option"], 2, "No such option"),
         (["train", "--where", "moon"], 2, "Invalid value"),
         (["show"], 2, "start one with: burst train"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -90,10 +91,10 @@ def test_a_damaged_home_is_repaired(output: Path, tmp_path: Path) -> None:
     (home / "adapter_config.json").write_text("edited")
     with pytest.raises(VerificationFailed):
         fetch.verify(home)
-    fetch.fetch(opener(output), home, bundle_id=BUNDLE)
+    assert fetch.fetch(opener(output), home, bundle_id=BUNDLE).replaced
     fetch.verify(home)
     assert os.listdir(tmp_path / "out") == ["adapter"]
-    assert sorted(os.listdir(tmp_path)) == ["home", "out"]
+    assert sorted(os.listdir(tmp_path)) == ["burst-home", "home", "out"]
 
 
 def test_leftovers_of_another_adapter_do_no_harm(output: Path, tmp_path: Path) -> None:
@@ -115,7 +116,64 @@ def test_a_swap_killed_half_way_is_finished(output: Path, tmp_path: Path) -> Non
     fetch.verify(home)
     shutil.copytree(home, tmp_path / ".home.old-87654321")
     fetch.recover(home)
-    assert sorted(os.listdir(tmp_path)) == ["home", "out"]
+    assert sorted(os.listdir(tmp_path)) == ["burst-home", "home", "out"]
+
+
+def test_two_fetches_of_different_adapters_into_one_place(output: Path, tmp_path: Path) -> None:
+    """The second one waits for the first, and then leaves its good adapter alone."""
+    home = tmp_path / "home"
+    other = tmp_path / "other"
+    shutil.copytree(output / "adapter", other / "adapter")
+    (other / "adapter/adapter_config.json").write_text('{"other": 1}')
+    (other / "adapter" / seal.SEAL_NAME).unlink()
+    seal.write_seal(other / "adapter", BUNDLE)
+    inside, go_on, errors = threading.Event(), threading.Event(), []
+
+    def slow(path: str, offset: int):
+        inside.set()
+        go_on.wait()
+        return opener(output)(path, offset)
+
+    def second() -> None:
+        try:
+            fetch.fetch(opener(other), home, bundle_id=BUNDLE)
+        except InvalidInput as error:
+            errors.append(error.what)
+
+    first = threading.Thread(target=lambda: fetch.fetch(slow, home, bundle_id=BUNDLE))
+    first.start()
+    inside.wait()
+    later = threading.Thread(target=second)
+    later.start()
+    go_on.set()
+    first.join()
+    later.join()
+    assert fetch.verify(home).seal_id == seal.read_seal(output / "adapter").seal_id
+    assert errors == [f"{home} holds another adapter"]
+
+
+def test_files_beside_a_damaged_adapter_are_not_lost(output: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    fetch.fetch(opener(output), home, bundle_id=BUNDLE)
+    (home / "merged").mkdir()
+    (home / "merged/my.bin").write_text("mine")
+    assert fetch.fetch(opener(output), home, bundle_id=BUNDLE).pulled_bytes == 0
+    (home / "adapter_config.json").write_text("damaged")
+    with pytest.raises(InvalidInput, match=r"files beside a damaged copy of the adapter: merged/my\.bin"):
+        fetch.fetch(opener(output), home, bundle_id=BUNDLE)
+    assert (home / "merged/my.bin").read_text() == "mine"
+
+
+def test_a_destination_is_tested_before_training(output: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    for bad in ("file", "file/below"):
+        with pytest.raises(InvalidInput, match="give another -o|not a folder|cannot be made"):
+            fetch.check_destination(tmp_path / bad)
+    fetch.fetch(opener(output), tmp_path / "home", bundle_id=BUNDLE)
+    with pytest.raises(InvalidInput, match="another adapter"):
+        fetch.check_destination(tmp_path / "home")
+    fetch.check_destination(tmp_path / "new/adapters/one")
+    assert os.listdir(tmp_path / "new") == [], "nothing is made before there is something to put"
 
 
 def test_foreign_folders_are_not_touched(output: Path, tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from burst_payload import manifest, seal
-from jobs import burst, events, run_payload, write_job
+from burst_payload import manifest, seal, tiny
+from jobs import MINI_SPEC, burst, events, run_payload, write_job
 
 pytestmark = pytest.mark.payload
 
@@ -167,7 +167,7 @@ def test_kill_and_start_again(made: Path, tmp_path: Path, payload_python: str, a
     process = subprocess.Popen([payload_python, "-u", "train.py"], cwd=bundle, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     for line in process.stdout:
-        if line.strip() == f"phase: name={after}":
+        if line.strip() == f"phase: {after}":
             os.kill(process.pid, signal.SIGKILL)
             break
     process.stdout.close()
@@ -189,11 +189,11 @@ def test_sigterm_ends_in_order(made: Path, tmp_path: Path, payload_python: str, 
     )
     assert process.stdout is not None
     for line in process.stdout:
-        if line.startswith(f"phase: name={phase}"):
+        if line.startswith(f"phase: {phase}"):
             process.send_signal(signal.SIGTERM)
     _, stderr = process.communicate()
     assert process.returncode == 130
-    assert stderr.strip().splitlines()[-1] == "do this: start again with: python train.py"
+    assert stderr.strip().splitlines()[-1] == "do this: start it again"
     assert json.loads((bundle / "out/status.json").read_text())["state"] == "interrupted"
 
 
@@ -226,13 +226,30 @@ def test_two_payloads_in_one_folder(made: Path, tmp_path: Path, payload_python: 
     bundle = copy_bundle(made, tmp_path / "bundle")
     first = subprocess.Popen([payload_python, "-u", "train.py"], cwd=bundle, stdout=subprocess.PIPE, text=True)
     assert first.stdout is not None
-    assert first.stdout.readline() == "phase: name=verify\n"
+    assert first.stdout.readline() == "phase: verify\n"
     second = run_payload(bundle, payload_python)
     assert second.returncode == 1
     assert "another process trains in" in second.stderr
     first.communicate()
     assert first.returncode == 0
     assert seal.is_sealed(bundle / "out/adapter")
+
+
+def test_a_changed_adapter_is_moved_aside_and_never_lost(made: Path, tmp_path: Path, payload_python: str) -> None:
+    bundle = copy_bundle(made, tmp_path / "bundle")
+    assert run_payload(bundle, payload_python).returncode == 0
+    again = run_payload(bundle, payload_python)
+    assert (again.returncode, again.stdout.split(":")[0]) == (0, "already sealed")
+    adapter = bundle / "out/adapter"
+    with open(adapter / "adapter_config.json", "a") as file:
+        file.write(" ")
+    assert run_payload(bundle, payload_python).returncode == 0
+    assert seal.is_sealed(adapter)
+    assert (bundle / "out/adapter.unsealed-1/adapter_model.safetensors").is_file()
+    # one that was sealed, and whose process was killed before it got its name
+    os.rename(adapter, bundle / "out/.adapter.tmp-1")
+    assert run_payload(bundle, payload_python).stdout.startswith("already sealed")
+    assert seal.is_sealed(adapter)
 
 
 SAVE_KILLS = """
@@ -298,3 +315,15 @@ def test_kill_at_every_durable_call_of_a_save(made: Path, tmp_path: Path, payloa
     assert kills >= 20
     assert absent >= 10
     assert sealed >= 2, "at least the undisturbed one, and the one killed after the rename"
+
+
+def test_a_base_model_whose_template_changed_is_another_model(tmp_path: Path, payload_python: str) -> None:
+    model = tmp_path / "job/m"
+    model.mkdir(parents=True)
+    tiny.write_tokenizer(model)
+    path = write_job(tmp_path / "job", spec=MINI_SPEC.replace("builtin:tiny", "./m"))
+    burst("bundle", str(path), "-o", str(tmp_path / "bundle"), cwd=tmp_path)
+    (model / "chat_template.jinja").write_text("{{ messages[0].content }}<|im_end|>")
+    result = run_payload(tmp_path / "bundle", payload_python, "--check", "--model", str(model))
+    assert result.returncode == 4, result.stderr
+    assert "is not the model that the bundle was made for" in result.stderr

@@ -175,3 +175,14 @@ def test_no_row_breaks_the_converters(row: dict) -> None:
         assert any(m["role"] == "assistant" and m.get("weight", 1) == 1 for m in result["messages"])
     else:
         assert result["completion"].strip()
+
+
+def test_the_weight_of_a_function_call_is_kept() -> None:
+    turns = [
+        {"from": "human", "value": "a"},
+        {"from": "function_call", "value": '{"name": "f", "arguments": {}}', "weight": 0},
+        {"from": "gpt", "value": "b"},
+    ]
+    row, found = rows.canonical({"conversations": turns}, "conversations")
+    assert not found
+    assert row["messages"][1]["weight"] == 0

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from burst import launch, paths, run
+from burst.places import local
 from burst.errors import BurstError, InvalidInput
 from burst.run import Evidence, Process, Record, State, settle
 from hypothesis import given
@@ -174,3 +176,58 @@ def test_a_damaged_record_does_not_hide_the_other_runs() -> None:
     assert [item.name for item, _ in found] == ["two"]
     assert len(damaged) == 1
     assert "record of run one cannot be read" in damaged[0].what
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"created": None},
+        {"process": {"pid": -5, "started": 1.0}},
+        {"process": {"pid": "7", "started": 1.0}},
+        {"destination": None},
+        {"state": "lost"},
+        {"stop_asked": "now"},
+    ],
+)
+def test_a_damaged_record_is_named_and_the_others_are_listed(change: dict) -> None:
+    good = run.create("good", where="local", model="m", destination=Path("d"), launcher=ME)
+    bad = run.create("bad", where="local", model="m", destination=Path("d"), launcher=ME)
+    (bad.folder / "run.json").write_text(json.dumps(run.to_json(bad.read()) | change))
+    items, damaged = launch.readable_runs()
+    assert [item.name for item, _ in items] == ["good"]
+    assert len(damaged) == 1
+    assert "record of run bad" in damaged[0].what
+    assert good.read().name == "good"
+
+
+def test_a_status_with_nonsense_does_no_harm() -> None:
+    made = run.create("r", where="local", model="m", destination=Path("d"), launcher=ME)
+    made.output.mkdir(parents=True)
+    (made.output / "status.json").write_text('{"pid": -3, "state": 5}')
+    assert launch.readable_runs()[0][0][1].state is State.FAILED
+
+
+def test_a_stop_before_the_start_holds() -> None:
+    me = local.this_process()
+    made = run.create("r", where="local", model="m", destination=Path("d"), launcher=me)
+    assert launch.stop(made).state is State.STOPPED
+    with pytest.raises(BurstError, match="was stopped before it started"):
+        made.begin(lambda: me)
+    assert made.read().process is None
+
+
+def test_a_name_is_taken_once() -> None:
+    run.create("r", where="local", model="m", destination=Path("d"), launcher=ME)
+    with pytest.raises(InvalidInput, match="a run is called r already"):
+        run.create("r", where="local", model="m", destination=Path("d"), launcher=ME)
+
+
+def test_stop_without_a_name_takes_the_only_run_at_work() -> None:
+    assert launch.only_running() is None
+    me = local.this_process()
+    run.create("old", where="local", model="m", destination=Path("d"), launcher=me)
+    run.create("over", where="local", model="m", destination=Path("d"), launcher=ME)
+    assert launch.only_running().name == "old"
+    run.create("new", where="local", model="m", destination=Path("d"), launcher=me)
+    with pytest.raises(InvalidInput, match="old, new"):
+        launch.only_running()

@@ -54,7 +54,7 @@ def test_from_jsonl_to_a_sealed_adapter_at_home(job: Path) -> None:
     assert "loss by step" in shown
     assert "safe here" in shown
     assert "asked" in shown
-    assert "phase: name=train" in burst("logs", "first", cwd=job).stdout
+    assert "phase: train" in burst("logs", "first", cwd=job).stdout
     again = json.loads(burst("fetch", "first", "--json", cwd=job).stdout)
     assert again["pulled_bytes"] == 0
     elsewhere = json.loads(burst("fetch", "fir", "-o", "copy", "--json", cwd=job).stdout)
@@ -72,7 +72,7 @@ def test_from_jsonl_to_a_sealed_adapter_at_home(job: Path) -> None:
 
     twice = burst("train", cwd=job, check=False)
     assert twice.returncode == 1
-    assert "this very job is already adopted as run first" in twice.stderr
+    assert "this very job was trained already: run first, adapter in" in twice.stderr
     assert [run["name"] for run in all_runs(job)] == ["first"]
 
 
@@ -96,7 +96,8 @@ def test_stop_and_the_truth_afterwards(job: Path) -> None:
     pid = record["process"]["pid"]
     assert burst("stop", cwd=job).stdout == "long: stopped\n"
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    assert burst("stop", cwd=job).stdout == "long: stopped\n", "stopping twice is no error"
+    assert burst("stop", cwd=job).stdout == "nothing to stop: no run is at work\n", "stopping twice is no error"
+    assert burst("stop", "long", cwd=job).stdout == "long: nothing to stop, it is stopped\n"
     fetched = burst("fetch", cwd=job, check=False)
     assert fetched.returncode == 1
     assert "run long has no adapter" in fetched.stderr

@@ -7,7 +7,6 @@ burst give the same bytes, as a folder or as a ``.tar.gz``.
 from __future__ import annotations
 
 import gzip
-import hashlib
 import io
 import os
 import shutil
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from burst import check, dataset, models, paths, secret_scan
+from burst import check, dataset, models, paths, secret_scan, split
 from burst.errors import BurstError, InvalidInput
 from burst_payload import config as run_config
 from burst_payload import manifest, records, tokens
@@ -27,9 +26,9 @@ from burst_payload import manifest, records, tokens
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from burst.check import Report
     from burst.dataset import DataFile
     from burst.models import ModelFiles
+    from burst.report import Report
     from burst.spec import Spec
     from burst_payload.rows import Problem
 
@@ -55,10 +54,15 @@ def build(spec: Spec, folder: Path, destination: Path, *, allow_secrets: bool = 
     ``destination`` is a folder, or a file ending in ``.tar.gz``; an equal bundle that is already there is left as it is.
     Raises ``InvalidInput`` where the data cannot be trained on or holds something secret.
     """
-    report = check.check(spec, folder)
+    report = check.check(spec, folder, allow_secrets=allow_secrets)
     if not report.ok:
-        raise InvalidInput(problem_lines(report), "all problems with advice: burst check")
+        raise InvalidInput(problem_lines(report), "every problem with advice: burst check SPEC --all")
     destination = destination.absolute()
+    if not destination.name or (
+        destination.suffix in (".zip", ".tgz", ".tar", ".gz", ".bz2", ".xz", ".zst", ".7z")
+        and not destination.name.endswith(ARCHIVE_SUFFIX)
+    ):
+        raise InvalidInput(f"{destination} cannot hold a bundle", "give -o a new folder, or a file ending in .tar.gz")
     destination.parent.mkdir(parents=True, exist_ok=True)
     stage = destination.with_name(f".{destination.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}")
     stage.mkdir()
@@ -73,6 +77,7 @@ def build(spec: Spec, folder: Path, destination: Path, *, allow_secrets: bool = 
         ]
         records.write_json(stage / manifest.MANIFEST_NAME, manifest.to_json(entries))
         if destination.name.endswith(ARCHIVE_SUFFIX):
+            _refuse_foreign_file(destination)
             records.write_atomic(destination, archive(stage))
             size = destination.stat().st_size
         else:
@@ -100,7 +105,7 @@ def refuse_secrets(stage: Path) -> None:
         with open(path, "rb") as file:
             while block := b"".join(file.readlines(records.CHUNK_BYTES)):  # whole lines: no secret is cut in two
                 found += [
-                    f"{path.relative_to(stage).as_posix()}:{finding.line}: looks like a {finding.kind}"
+                    f"{path.relative_to(stage).as_posix()}:{finding.line}: {finding.sentence}"
                     for finding in secret_scan.scan(block, line)
                 ]
                 line += block.count(b"\n")
@@ -182,7 +187,6 @@ def resolve(
 
 def _write_rows(spec: Spec, report: Report, stage: Path) -> tuple[list[run_config.Source], run_config.Source | None]:
     """Write the canonical rows, training and evaluation apart. The check has passed: every row is usable."""
-    held_out = _held_out(spec, report)
     evaluation: list[bytes] = []
     sources = []
     for index, (file, _) in enumerate(item for item in report.files if item[0].split == "train"):
@@ -190,7 +194,7 @@ def _write_rows(spec: Spec, report: Report, stage: Path) -> tuple[list[run_confi
         rows = 0
         with _open(stage / name) as out:
             for content in _contents(spec, file):
-                if _rank(content, spec.train.seed) <= held_out:
+                if split.rank(content, spec.train.seed) <= report.held_out:
                     evaluation.append(content)
                 else:
                     out.write(content + b"\n")
@@ -208,22 +212,9 @@ def _write_rows(spec: Spec, report: Report, stage: Path) -> tuple[list[run_confi
     return sources, run_config.Source("data/eval.jsonl", len(evaluation))
 
 
-def _held_out(spec: Spec, report: Report) -> int:
-    """The rank up to which rows are held out; equal rows have equal ranks, so none stands on both sides."""
-    if spec.data.eval_split is None:
-        return -1
-    ranks = sorted(_rank(content, spec.train.seed) for file, _ in report.files for content in _contents(spec, file))
-    return ranks[max(1, round(spec.data.eval_split * len(ranks))) - 1]
-
-
-def _rank(content: bytes, seed: int) -> int:
-    """A number from a row's content and the seed alone: independent of order, file and machine."""
-    return int.from_bytes(hashlib.blake2b(content, digest_size=8, key=str(seed).encode()).digest(), "big")
-
-
 def _contents(spec: Spec, file: DataFile) -> Iterator[bytes]:
     for row in dataset.read(file, spec.data.format, dataset.FileFacts(None), _changed):
-        yield orjson.dumps(row.row)
+        yield row.content
 
 
 def _changed(file: DataFile, line: int, problem: Problem) -> None:
@@ -245,6 +236,17 @@ def _write(path: Path, content: bytes) -> None:
 
 def _text(path: Path) -> bytes:
     return path.read_bytes().replace(b"\r\n", b"\n")
+
+
+def _refuse_foreign_file(destination: Path) -> None:
+    """Only an earlier bundle is replaced."""
+    if not destination.exists():
+        return
+    try:
+        with tarfile.open(destination, "r:gz") as tar:
+            tar.getmember(manifest.MANIFEST_NAME)
+    except (OSError, tarfile.TarError, KeyError, EOFError):
+        raise InvalidInput(f"{destination} exists and is no bundle", "give another -o, or remove it first") from None
 
 
 def _publish(stage: Path, destination: Path, bundle: str) -> None:

@@ -6,200 +6,65 @@ reports everything that is wrong at once.
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import orjson
-
-from burst import dataset, models
-from burst.dedupe import Duplicates, Finder, Place
+from burst import dataset, models, secret_scan, split
+from burst.dedupe import Finder, Place
 from burst.errors import BurstError, InvalidInput
+from burst.report import EXAMPLES_PER_KIND, Issues, Report, SplitReport
 from burst_payload import chat, tokens
 from burst_payload.rows import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from burst.dataset import DataFile, DataRow, FileFacts
     from burst.spec import Spec
 
-EXAMPLES_PER_KIND = 5
+SCAN_BYTES = 1 << 20
 BATCH_CHARACTERS = 400_000
 """Text tokenized in one call: large enough to use all cores, small enough to hold two of them."""
 
 
-@dataclass(frozen=True)
-class Issue:
-    """A problem at ``file:line`` (line 0: the whole file)."""
-
-    kind: str
-    file: str
-    line: int
-    what: str
-    fix: str
-
-    @property
-    def where(self) -> str:
-        return f"{self.file}:{self.line}" if self.line else self.file
-
-    @property
-    def blocks(self) -> bool:
-        return not self.kind.startswith("note-")
-
-
-class Issues:
-    """All problems: counts of every kind, and the first few of each in full."""
-
-    def __init__(self, keep: int | None = EXAMPLES_PER_KIND) -> None:
-        self.counts: Counter[str] = Counter()
-        self.shown: list[Issue] = []
-        self._keep = keep
-
-    def add(self, file: str, line: int, problem: Problem) -> None:
-        self.counts[problem.kind] += 1
-        if self._keep is None or self.counts[problem.kind] <= self._keep:
-            self.shown.append(Issue(problem.kind, file, line, problem.what, problem.fix))
-
-    @property
-    def blocking(self) -> int:
-        return sum(count for kind, count in self.counts.items() if not kind.startswith("note-"))
-
-
-class Lengths:
-    """A histogram of row lengths in tokens: exact quantiles, memory bounded by the number of different lengths."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[int] = Counter()
-        self.total = 0
-
-    def add(self, length: int) -> None:
-        self._counts[length] += 1
-        self.total += length
-
-    @property
-    def rows(self) -> int:
-        return self._counts.total()
-
-    def quantile(self, share: float) -> int:
-        """The smallest length that at least ``share`` of the rows do not exceed."""
-        rank = max(1, math.ceil(share * self.rows))
-        for length in sorted(self._counts):
-            rank -= self._counts[length]
-            if rank <= 0:
-                return length
-        return 0
-
-    def summary(self) -> dict[str, int]:
-        return {
-            "min": self.quantile(0),
-            "median": self.quantile(0.5),
-            "p95": self.quantile(0.95),
-            "max": self.quantile(1),
-        }
-
-
-@dataclass
-class SplitReport:
-    """What one split (train or eval) holds, before repeats."""
-
-    rows: int = 0
-    weighted_rows: int = 0
-    lengths: Lengths = field(default_factory=Lengths)
-    scored_tokens: int = 0
-    weighted_tokens: int = 0
-    overlong: int = 0
-    longest: tuple[str, int] = ("", 0)
-
-
-@dataclass
-class Report:
-    """The result of a check. ``tokenized`` is False where the model's tokenizer could not be had."""
-
-    model: str
-    max_length: int
-    on_overlong: str
-    issues: Issues
-    files: list[tuple[DataFile, FileFacts]] = field(default_factory=list)
-    train: SplitReport = field(default_factory=SplitReport)
-    evaluation: SplitReport = field(default_factory=SplitReport)
-    duplicates: Duplicates = field(default_factory=Duplicates)
-    tokenized: bool = False
-    rendering: str = ""
-    turn_end: str | None = None
-    sample: str = ""
-
-    @property
-    def ok(self) -> bool:
-        return self.issues.blocking == 0 and self.train.rows > 0
-
-    def place(self, place: Place) -> str:
-        return f"{self.files[place.file][0].name}:{place.line}"
-
-    def to_json(self) -> dict[str, Any]:
-        def split(part: SplitReport) -> dict[str, Any]:
-            return {
-                "rows": part.rows,
-                "rows_per_epoch": part.weighted_rows,
-                "tokens": part.lengths.total,
-                "tokens_per_epoch": part.weighted_tokens,
-                "scored_tokens": part.scored_tokens,
-                "lengths": part.lengths.summary() if part.lengths.rows else None,
-                "overlong_rows": part.overlong,
-            }
-
-        return {
-            "ok": self.ok,
-            "model": self.model,
-            "max_length": self.max_length,
-            "on_overlong": self.on_overlong,
-            "files": [
-                {
-                    "path": f.name,
-                    "split": f.split,
-                    "format": x.format,
-                    "rows": x.rows,
-                    "repeat": f.repeat,
-                    "ignored_columns": x.ignored_columns,
-                }
-                for f, x in self.files
-            ],
-            "train": split(self.train),
-            "eval": split(self.evaluation),
-            "tokenized": self.tokenized,
-            "rendering": self.rendering,
-            "end_of_turn": self.turn_end,
-            "duplicate_rows": self.duplicates.repeated,
-            "rows_in_train_and_eval": self.duplicates.leaked,
-            "scored_sample": self.sample,
-            "problems": [
-                {"kind": i.kind, "where": i.where, "what": i.what, "fix": i.fix, "blocks": i.blocks}
-                for i in self.issues.shown
-            ],
-            "problem_counts": dict(self.issues.counts),
-        }
-
-
 def check(
-    spec: Spec, folder: Path, *, every_problem: bool = False, progress: Callable[[int], None] | None = None
+    spec: Spec,
+    folder: Path,
+    *,
+    every_problem: bool = False,
+    allow_secrets: bool = False,
+    progress: Callable[[int], None] | None = None,
 ) -> Report:
-    """Check the data of a spec whose paths are relative to ``folder``. ``progress`` is told the bytes read so far."""
+    """Check the data of a spec whose paths are relative to ``folder``. ``progress`` is told the bytes read so far.
+
+    What looks like a credential is a problem, or with ``allow_secrets`` a note.
+    """
     issues = Issues(None if every_problem else EXAMPLES_PER_KIND)
     report = Report(spec.model, spec.data.max_length, spec.data.on_overlong, issues)
     renderer = _renderer(spec, folder, report)
+    files = _locate(spec, folder, issues)
+    report.held_out = split.threshold(_contents(spec, files), spec.data.eval_split, spec.train.seed)
     counter = _Counter(report, renderer)
     finder = Finder()
-    for index, file in enumerate(_locate(spec, folder, issues)):
+    for index, file in enumerate(files):
         facts = dataset.FileFacts(None)
         report.files.append((file, facts))
-        _check_file(file, index, facts, spec, issues, counter, finder, progress)
+        secrets = _Secrets(file, issues, "note-secret" if allow_secrets else "secret")
+        _check_file(file, index, facts, spec, issues, counter, finder, secrets, progress)
+        secrets.flush()
     counter.finish()
     report.duplicates = finder.finish()
     _conclude(report)
     return report
+
+
+def _contents(spec: Spec, files: list[DataFile]) -> Iterator[bytes]:
+    """The canonical rows of the files; their problems are reported by the pass that counts them."""
+    if spec.data.eval_split is not None:
+        for file in files:
+            for row in dataset.read(file, spec.data.format, dataset.FileFacts(None), lambda *_: None):
+                yield row.content
 
 
 def data_files(spec: Spec, folder: Path) -> list[DataFile]:
@@ -215,7 +80,12 @@ def template_source(spec: Spec, folder: Path, facts: tokens.TokenizerFacts) -> s
     if spec.data.chat_template == "model":
         return facts.chat_template
     path = dataset.locate(folder, spec.data.chat_template, "template").path
-    return path.read_text(encoding="utf-8")
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidInput(
+            f"data.chat_template {path.name}: not UTF-8 (byte {error.start})", "save it as UTF-8"
+        ) from None
 
 
 def _locate(spec: Spec, folder: Path, issues: Issues) -> list[DataFile]:
@@ -224,9 +94,9 @@ def _locate(spec: Spec, folder: Path, issues: Issues) -> list[DataFile]:
     wanted = [(source.path, "train", source.repeat) for source in spec.data.training_sources]
     if spec.data.eval is not None:
         wanted.append((spec.data.eval, "eval", 1))
-    for name, split, repeat in wanted:
+    for name, part, repeat in wanted:
         try:
-            found.append(dataset.locate(folder, name, split, repeat))
+            found.append(dataset.locate(folder, name, part, repeat))
         except InvalidInput as error:
             issues.add(name, 0, Problem("no-file", error.what, error.fix))
     return found
@@ -238,10 +108,12 @@ def _renderer(spec: Spec, folder: Path, report: Report) -> chat.Renderer | None:
         template = template_source(spec, folder, facts)
         renderer = chat.Renderer(facts, template, spec.data.score, spec.data.chat_template_kwargs)
     except BurstError as error:
-        report.issues.add(f"model {spec.model}", 0, Problem("model", error.what, error.fix))
+        report.issues.add("spec", 0, Problem("model", error.what, error.fix))
         return None
     except (tokens.TokenizerError, chat.TemplateRefusal) as error:
-        report.issues.add(f"model {spec.model}", 0, Problem("tokenizer", str(error), "fix the model's tokenizer files"))
+        report.issues.add(
+            "spec", 0, Problem("tokenizer", f"model {spec.model}: {error}", "fix the model's tokenizer files")
+        )
         return None
     report.tokenized = True
     report.turn_end = renderer.turn_end
@@ -269,18 +141,20 @@ def _check_file(
     issues: Issues,
     counter: _Counter,
     finder: Finder,
+    secrets: _Secrets,
     progress: Callable[[int], None] | None,
 ) -> None:
     def report(source: DataFile, line: int, problem: Problem) -> None:
         issues.add(source.name, line, problem)
 
-    evaluation = file.split == "eval"
+    held_out = counter.report.held_out
     for number, row in enumerate(dataset.read(file, spec.data.format, facts, report), 1):
-        content = orjson.dumps(row.row)
-        finder.add(content, Place(index, row.number), evaluation)
-        counter.add(row)
+        evaluation = file.split == "eval"
+        secrets.add(row)
+        finder.add(row.content, Place(index, row.number), evaluation)
+        counter.add(row, evaluation or (held_out >= 0 and split.rank(row.content, spec.train.seed) <= held_out))
         if progress is not None and number % 1000 == 0:
-            progress(len(content) * 1000)
+            progress(len(row.content) * 1000)
     for column, count in facts.ignored_columns.items():
         issues.add(
             file.name,
@@ -293,7 +167,20 @@ def _conclude(report: Report) -> None:
     """Problems that only the whole data can show."""
     if report.train.rows == 0 and report.issues.blocking == 0:
         report.issues.add(
-            "data", 0, Problem("no-rows", "no row is left to train on", "add rows, or raise data.max_length")
+            "data",
+            0,
+            Problem(
+                "no-rows",
+                "no row is left to train on",
+                "add rows, lower data.eval_split, or raise data.max_length",
+            ),
+        )
+    held_out = any(file.split == "eval" for file, _ in report.files) or report.held_out >= 0
+    if held_out and report.evaluation.rows == 0 and report.issues.blocking == 0:
+        report.issues.add(
+            "data",
+            0,
+            Problem("no-rows", "no row is left to evaluate on", "raise data.max_length, or leave out data.eval"),
         )
     for row, other in report.duplicates.repeated_examples[:EXAMPLES_PER_KIND]:
         report.issues.add(
@@ -316,31 +203,67 @@ def _conclude(report: Report) -> None:
     report.issues.counts = +report.issues.counts
 
 
+class _Secrets:
+    """Looks for credentials in blocks of rows: one search over many is cheaper than many."""
+
+    def __init__(self, file: DataFile, issues: Issues, kind: str) -> None:
+        self._file, self._issues, self._kind = file, issues, kind
+        self._rows: list[DataRow] = []
+        self._bytes = 0
+
+    def add(self, row: DataRow) -> None:
+        self._rows.append(row)
+        self._bytes += len(row.content)
+        if self._bytes > SCAN_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        for finding in secret_scan.scan(b"\n".join(row.content for row in self._rows)):
+            self._issues.add(
+                self._file.name,
+                self._rows[finding.line - 1].number,
+                Problem(
+                    self._kind,
+                    finding.sentence,
+                    "remove it; for rows that are meant to hold such text, train and bundle take --allow-secrets",
+                ),
+            )
+        self._rows, self._bytes = [], 0
+
+
+class _Pending(NamedTuple):
+    """A rendered row that waits for the tokenizer, and the part of the report that it counts in."""
+
+    row: DataRow
+    part: SplitReport
+    rendered: chat.Rendered
+
+
 class _Counter:
     """Renders rows and counts their tokens; tokenizing runs beside reading, in one worker that releases the GIL."""
 
     def __init__(self, report: Report, renderer: chat.Renderer | None) -> None:
         self.report = report
         self.renderer = renderer
-        self._batch: list[tuple[DataRow, chat.Rendered]] = []
+        self._batch: list[_Pending] = []
         self._characters = 0
         self._pool = ThreadPoolExecutor(1)
-        self._pending: list[tuple[list[tuple[DataRow, chat.Rendered]], Future[list[Any]]]] = []
+        self._pending: list[tuple[list[_Pending], Future[list[Any]]]] = []
 
-    def add(self, row: DataRow) -> None:
+    def add(self, row: DataRow, evaluation: bool) -> None:
+        part = self.report.evaluation if evaluation else self.report.train
         if self.renderer is None:
-            split = self._split(row)
-            split.rows += 1
-            split.weighted_rows += row.file.repeat
+            part.rows += 1
+            part.weighted_rows += row.file.repeat
             return
         rendered, problems = self.renderer.render(row.row)
         for problem in problems:
             self.report.issues.add(row.file.name, row.number, problem)
         if rendered is None:
             return
-        if self._batch and self._batch[0][1].add_special_tokens != rendered.add_special_tokens:
+        if self._batch and self._batch[0].rendered.add_special_tokens != rendered.add_special_tokens:
             self._submit()
-        self._batch.append((row, rendered))
+        self._batch.append(_Pending(row, part, rendered))
         self._characters += len(rendered.text)
         if self._characters >= BATCH_CHARACTERS:
             self._submit()
@@ -358,48 +281,49 @@ class _Counter:
         if len(self._pending) > 1:
             self._collect()
 
-    def _encode(self, batch: list[tuple[DataRow, chat.Rendered]]) -> list[Any]:
+    def _encode(self, batch: list[_Pending]) -> list[Any]:
         assert self.renderer is not None
         encodings: list[Any] = self.renderer.facts.tokenizer.encode_batch(
-            [rendered.text for _, rendered in batch], add_special_tokens=batch[0][1].add_special_tokens
+            [item.rendered.text for item in batch], add_special_tokens=batch[0].rendered.add_special_tokens
         )
         return encodings
 
     def _collect(self) -> None:
         batch, future = self._pending.pop(0)
-        for (row, rendered), encoding in zip(batch, future.result(), strict=True):
-            self._count(row, rendered, encoding)
+        for item, encoding in zip(batch, future.result(), strict=True):
+            self._count(item, encoding)
 
-    def _count(self, row: DataRow, rendered: chat.Rendered, encoding: Any) -> None:
-        renderer = self.renderer
+    def _count(self, item: _Pending, encoding: Any) -> None:
+        row, part, rendered = item
+        renderer, limit = self.renderer, self.report.max_length
         assert renderer is not None
         ids = encoding.ids
         slices = chat.scored_slices(encoding, rendered.spans)
-        scored = sum(stop - first for first, stop in slices)
         length = len(ids)
+        scored = sum(min(stop, limit) - min(first, limit) for first, stop in slices)
         if rendered.append_eos and ids[-1:] != [renderer.facts.eos_id]:
-            length, scored = length + 1, scored + 1
-        problems = renderer.token_problems(ids[:2], scored > 0)
-        split = self._split(row)
-        if length > self.report.max_length:
-            split.overlong += 1
+            length, scored = length + 1, scored + (length < limit)
+        problems = renderer.token_problems(ids[:2], bool(slices) or rendered.append_eos)
+        if length > limit:
+            part.overlong += 1
             problems += self._overlong(length, slices)
         for problem in problems:
             self.report.issues.add(row.file.name, row.number, problem)
-        if length > split.longest[1]:
-            split.longest = (f"{row.file.name}:{row.number}", length)
+        if length > part.longest[1]:
+            part.longest = (f"{row.file.name}:{row.number}", length)
         if any(not problem.kind.startswith("note-") for problem in problems):
             return
-        if length > self.report.max_length and self.report.on_overlong == "drop":
+        if length > limit and self.report.on_overlong == "drop":
             return
-        split.rows += 1
-        split.weighted_rows += row.file.repeat
-        split.lengths.add(min(length, self.report.max_length))
-        split.scored_tokens += scored
-        split.weighted_tokens += min(length, self.report.max_length) * row.file.repeat
+        part.rows += 1
+        part.weighted_rows += row.file.repeat
+        part.lengths.add(min(length, limit))
+        part.scored_tokens += scored
+        part.weighted_tokens += min(length, limit) * row.file.repeat
         if not self.report.sample and slices:
             first, stop = slices[-1]
-            self.report.sample = renderer.facts.tokenizer.decode(ids[first:stop], skip_special_tokens=False)
+            sample = renderer.facts.tokenizer.decode(ids[first:stop], skip_special_tokens=False)
+            self.report.sample = "(not shown: it holds a credential)" if secret_scan.scan(sample.encode()) else sample
 
     def _overlong(self, length: int, slices: list[tuple[int, int]]) -> list[Problem]:
         limit, action = self.report.max_length, self.report.on_overlong
@@ -421,6 +345,3 @@ class _Counter:
             ]
         verb = "dropped" if action == "drop" else f"cut to {limit:,}"
         return [Problem("note-overlong", f"{length:,} tokens: {verb}", "raise data.max_length to keep it whole")]
-
-    def _split(self, row: DataRow) -> SplitReport:
-        return self.report.evaluation if row.file.split == "eval" else self.report.train

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
 import sys
@@ -18,6 +20,18 @@ if TYPE_CHECKING:
     from burst.spec import Spec
 
 DEFAULT_SPEC = "burst.yaml"
+USERS_ERRNOS = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EEXIST,
+    errno.ENAMETOOLONG,
+}
+"""What a disk or a path can be wrong about; any other ``OSError`` is a bug."""
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON value on standard output.")
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress and no advice.")
@@ -62,7 +76,9 @@ def init(data: Path, model: str, output: Path, force: bool) -> None:
     from burst import screens, starter
 
     found = starter.write(data, model, output, force=force)
-    screens.out().print(f"{output}: {data.name} is in the format {found}")
+    screens.out().print(f"{output}: {data.name} is in the format {found.format}, {screens.counted(found.rows, 'row')}")
+    if found.unusable:
+        screens.err().print(f"{screens.counted(found.unusable, 'problem')} in it", style="yellow")
     screens.err().print(f"next: burst check {output}")
 
 
@@ -80,7 +96,7 @@ def check(target: Path, model: str | None, max_length: int | None, every: bool, 
 
     spec, folder = _spec_for_check(target, model, max_length)
     size = sum(path.stat().st_size for path in folder.glob("*.jsonl")) if not quiet else 0
-    with _byte_progress("reading", size, quiet=quiet or size < 20_000_000) as advance:
+    with screens.byte_progress("reading", size, quiet=quiet or size < 20_000_000) as advance:
         report = checking.check(spec, folder, every_problem=every, progress=advance)
     if as_json:
         _print_json(report.to_json())
@@ -154,15 +170,15 @@ def train(
     launch.resolve_where(asked)
     if asked == "auto":
         console.print("where: this machine (auto means local in this version)")
-    if loaded.export:
-        console.print("note: export is not run by this version; the adapter is", style="yellow")
+    if loaded.export:  # said although --quiet: something that was asked for will not happen
+        screens.err().print("note: export is not built yet; only the adapter is made", style="yellow")
     run_name = _valid_name(name) if name else run.new_name(loaded.model, loaded.adapter.rank)
     found = interpreter.find(python, lambda line: console.print(line, style="dim"), torch_backend=torch_backend)
     home = (output or Path("adapters") / run_name).absolute()
     prepared = launch.prepare(loaded, spec_path.absolute(), run_name, home, allow_secrets=allow_secrets)
-    console.print(screens.preview(prepared, found))
     if not again:
         _ask_about_twin(prepared)
+    console.print(screens.preview(prepared, found))
     place = launch.start(prepared, loaded, spec_path.absolute().parent, found)
     if detach:
         if as_json:
@@ -171,10 +187,10 @@ def train(
             screens.out().print(run_name)
         console.print(f"watch it: burst logs -f {run_name}\nget the adapter: burst fetch {run_name}")
         return
-    _finish(prepared.run, place, console, as_json=as_json)
+    _finish(prepared.run, place, console, as_json=as_json, quiet=quiet)
 
 
-def _finish(a_run: Run, place: Any, console: Any, *, as_json: bool) -> None:
+def _finish(a_run: Run, place: Any, console: Any, *, as_json: bool, quiet: bool) -> None:
     """Watch a run to its end, adopt the adapter, and show the result."""
     from burst import follow, launch, screens
 
@@ -195,6 +211,8 @@ def _finish(a_run: Run, place: Any, console: Any, *, as_json: bool) -> None:
     record = launch.refresh(a_run)
     if as_json:
         _print_json(_run_json(a_run, record))
+    elif quiet:
+        click.echo(fetched.folder)
     else:
         screens.out().print(screens.finished(view, fetched, a_run.name))
     screens.bell(console, (record.ended or record.created) - record.created)
@@ -210,7 +228,7 @@ def runs(as_json: bool) -> None:
     for error in damaged:
         _fail(error.what, error.fix)
     if as_json:
-        _print_json([_run_json(item, record) for item, record in items])
+        _print_json([_run_json(item, record) for item, record in reversed(items)])
     elif items:
         screens.out().print(screens.runs_table(items))
     else:
@@ -226,10 +244,11 @@ def show(run_name: str | None, as_json: bool) -> None:
 
     found = run.find(run_name)
     record = launch.refresh(found)
+    view = follow.replay(found.output / "events.jsonl")
     if as_json:
-        _print_json(_run_json(found, record))
+        _print_json(_run_json(found, record) | {"progress": follow.to_json(view)})
     else:
-        screens.out().print(screens.run_page(found, record, follow.replay(found.output / "events.jsonl")))
+        screens.out().print(screens.run_page(found, record, view))
 
 
 @cli.command()
@@ -269,7 +288,7 @@ def fetch(run_name: str | None, output: Path | None, as_json: bool, quiet: bool)
     from burst.places.local import Local
 
     found = run.find(run_name)
-    with _byte_progress("fetching", None, quiet=quiet) as advance:
+    with screens.byte_progress("fetching", None, quiet=quiet) as advance:
         fetched = launch.adopt(found, Local(), output.absolute() if output else None, advance)
     if as_json:
         _print_json(
@@ -283,6 +302,8 @@ def fetch(run_name: str | None, output: Path | None, as_json: bool, quiet: bool)
         )
         return
     how = f"{screens.size(fetched.pulled_bytes)} fetched" if fetched.pulled_bytes else "was here already"
+    if fetched.replaced:
+        how = f"the copy here had been changed or damaged; {how} anew"
     screens.out().print(f"{fetched.folder}: {how}, every hash verified")
 
 
@@ -290,15 +311,21 @@ def fetch(run_name: str | None, output: Path | None, as_json: bool, quiet: bool)
 @run_argument
 @json_option
 def stop(run_name: str | None, as_json: bool) -> None:
-    """End a run. What is sealed stays fetchable."""
+    """End a run: the one named, or the only one that is running. What is sealed stays fetchable."""
     from burst import launch, run, screens
 
-    found = run.find(run_name)
+    found = run.find(run_name) if run_name else launch.only_running()
+    if found is None:
+        click.echo("null" if as_json else "nothing to stop: no run is at work")
+        return
+    before = launch.refresh(found)
     record = launch.stop(found)
-    if as_json:
+    if before.state.over and not as_json:
+        screens.out().print(f"{found.name}: nothing to stop, it is {screens.state_name(record)}")
+    elif as_json:
         _print_json(_run_json(found, record))
     else:
-        screens.out().print(f"{found.name}: {record.state.value}")
+        screens.out().print(f"{found.name}: {screens.state_name(record)}")
 
 
 @cli.command()
@@ -321,6 +348,9 @@ def env(torch_backend: str | None, as_json: bool, quiet: bool) -> None:
 
 def main() -> None:
     """Run the command line and end with burst's exit codes."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a chart on a screen that knows no braille is better than none
     try:
         cli(standalone_mode=False)
     except click.exceptions.Exit as exit_:
@@ -335,6 +365,14 @@ def main() -> None:
         sys.exit(error.code)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader (head, less) has left
+        sys.exit(ExitCode.FAILED)
+    except OSError as error:
+        if error.errno not in USERS_ERRNOS:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        _fail(
+            f"{where}{error.strerror}", "free space, or give a place that can be written (BURST_HOME, BURST_CACHE, -o)"
+        )
         sys.exit(ExitCode.FAILED)
 
 
@@ -362,18 +400,23 @@ def _run_json(a_run: Run, record: Record) -> dict[str, Any]:
 def _spec_for_check(target: Path, model: str | None, max_length: int | None) -> tuple[Spec, Path]:
     """The spec of a check: a file, or one made for a data file."""
     from burst import spec
+    from burst.errors import InvalidInput
 
     folder = target.absolute().parent
+    if not target.exists():
+        raise InvalidInput(f"{target} does not exist", "make a spec with: burst init DATA.jsonl")
     if target.suffix in (".yaml", ".yml"):
         if model or max_length:
             raise click.UsageError("--model and --max-length go with a data file; a spec has its own")
         return spec.load(target), folder
     if not model:
-        raise click.UsageError(f"{target} is a data file: name the model with --model")
+        raise click.UsageError(
+            f"{target} is a data file: name the model, for example with --model {spec.BUILTIN_MODEL}"
+        )
     if model.startswith((".", "~")):
         model = str(Path(model).expanduser().absolute())
     data = {"train": target.name} | ({"max_length": max_length} if max_length else {})
-    return spec.Spec.model_validate({"model": model, "data": data}), folder
+    return spec.from_values({"model": model, "data": data}, str(target)), folder
 
 
 def _ask_about_twin(prepared: Any) -> None:
@@ -384,11 +427,11 @@ def _ask_about_twin(prepared: Any) -> None:
     if found is None or found[0].name == prepared.run.name:
         return
     earlier, record = found
-    what = f"this very job is already {record.state.value} as run {earlier.name} ({launch.adapter_state(record)})"
+    what, fix = launch.about_twin(earlier, record)
     if sys.stdin.isatty() and click.confirm(f"{what}. Train it again?", err=True):
         return
     launch.discard(prepared)
-    raise BurstError(what, f"get it with: burst fetch {earlier.name}; or train anew with --again")
+    raise BurstError(what, fix)
 
 
 def _valid_name(name: str) -> str:
@@ -402,28 +445,6 @@ def _valid_name(name: str) -> str:
     if (paths.runs() / name).exists():
         raise InvalidInput(f"a run is called {name} already", "give another --name")
     return name
-
-
-def _byte_progress(text: str, total_bytes: int | None, *, quiet: bool) -> Any:
-    """A context manager that yields ``advance(bytes)``, with a bar on a terminal."""
-    import contextlib
-
-    from burst import screens
-
-    console = screens.err(quiet)
-    if quiet or not console.is_terminal:
-        return contextlib.nullcontext(lambda _count: None)
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    @contextlib.contextmanager
-    def shown() -> Any:
-        with Progress(
-            TextColumn(text), BarColumn(), DownloadColumn(), TransferSpeedColumn(), console=console, transient=True
-        ) as bar:
-            task = bar.add_task(text, total=total_bytes)
-            yield lambda count: bar.update(task, advance=count)
-
-    return shown()
 
 
 def _complete_runs(incomplete: str) -> list[str]:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import orjson
+
 from burst import jsonl, secret_scan
 from burst.errors import InvalidInput
 from burst_payload.rows import Problem, Row, canonical, detect_format, known_columns
@@ -21,11 +23,12 @@ class DataFile(NamedTuple):
 
 
 class DataRow(NamedTuple):
-    """A canonical row and where it stands."""
+    """A canonical row, where it stands, and its JSON as it goes into a bundle."""
 
     file: DataFile
     number: int
     row: Row
+    content: bytes
 
 
 class FileFacts:
@@ -44,7 +47,11 @@ def locate(folder: Path, name: str, split: str, repeat: int = 1) -> DataFile:
     """A data file named in a spec. Raises ``InvalidInput`` where it is missing, secret, or outside of the spec's folder."""
     path = folder / name
     root = folder.resolve()
-    real = path.resolve()
+    try:
+        real = path.resolve()
+        is_file = path.is_file()
+    except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL, a loop of links
+        raise InvalidInput(f"file {name!r} cannot be used: {error}", "give the path of a JSONL file") from None
     if not real.is_relative_to(root):
         how = (
             "is a link that leaves"
@@ -52,15 +59,17 @@ def locate(folder: Path, name: str, split: str, repeat: int = 1) -> DataFile:
             else "is outside of"
         )
         raise InvalidInput(
-            f"data file {name} {how} the spec's folder {folder}",
+            f"file {name} {how} the spec's folder {folder}",
             "a bundle takes files beside the spec: move or copy it there",
         )
-    if secret_scan.is_secret_name(name):
+    if secret_scan.is_secret_name(name) or secret_scan.is_secret_name(real.name):
         raise InvalidInput(
-            f"data file {name} has the name of a file with credentials", "rename it if it holds training data"
+            f"file {name} has the name of a file with credentials", "rename it if it holds training data"
         )
-    if not path.is_file():
-        raise InvalidInput(f"data file {name} does not exist in {folder}", "check the path; it is relative to the spec")
+    if path.is_dir():
+        raise InvalidInput(f"file {name} is a folder", "give the path of a JSONL file in it")
+    if not is_file:
+        raise InvalidInput(f"file {name} does not exist in {folder}", "check the path; it is relative to the spec")
     return DataFile(path, name, split, repeat)
 
 
@@ -100,9 +109,17 @@ def read(file: DataFile, fmt: str, facts: FileFacts, report: Report) -> Iterator
         result, problems = convert(row, facts.format)
         for problem in problems:
             report(file, number, problem)
-        if result is not None:
-            facts.rows += 1
-            yield DataRow(file, number, result)
+        if result is None:
+            continue
+        try:
+            content = orjson.dumps(result)
+        except (
+            TypeError
+        ) as error:  # what orjson reads but does not write: integers over 64 bits, 255 levels, half characters
+            report(file, number, Problem("not-plain", f"cannot be kept exactly: {error}", "write plainer JSON"))
+            continue
+        facts.rows += 1
+        yield DataRow(file, number, result, content)
 
 
 def _fits(row: Row, fmt: str) -> bool:

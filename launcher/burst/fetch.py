@@ -15,6 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
+from filelock import FileLock
+
+from burst import paths
 from burst.errors import BurstError, InvalidInput, VerificationFailed
 from burst_payload import records, seal
 
@@ -29,11 +32,12 @@ OpenFile = Callable[[str, int], BinaryIO]
 
 @dataclass(frozen=True)
 class Fetched:
-    """An adapter at its destination. ``pulled_bytes`` is 0 where it was there already."""
+    """An adapter at its destination. ``pulled_bytes`` is 0 where it was there already; ``replaced``: a changed copy was."""
 
     folder: Path
     seal: seal.Seal
     pulled_bytes: int
+    replaced: bool = False
 
 
 def fetch(
@@ -53,6 +57,13 @@ def fetch(
         InvalidInput: the destination is a folder of something else.
     """
     destination = destination.absolute()
+    with _lock(destination):
+        return _fetch(open_file, destination, bundle_id, progress)
+
+
+def _fetch(
+    open_file: OpenFile, destination: Path, bundle_id: str | None, progress: Callable[[int], None] | None
+) -> Fetched:
     raw, sealed = _pull_seal(open_file)
     if bundle_id is not None and sealed.bundle_id != bundle_id:
         raise VerificationFailed(
@@ -60,10 +71,11 @@ def fetch(
             "look at the run's folder: another run wrote into it",
         )
     recover(destination)
+    replaced = destination.is_dir() and any(destination.iterdir())
     if destination.exists() or destination.is_symlink():
         if _is_good(destination, sealed):
             return Fetched(destination, sealed, 0)
-        _refuse_foreign(destination)
+        refuse_foreign(destination, sealed)
     partial = destination.with_name(f".{destination.name}.partial")
     partial.mkdir(parents=True, exist_ok=True)
     pulled = sum(_pull(open_file, entry, partial, progress) for entry in sealed.files)
@@ -77,7 +89,28 @@ def fetch(
             "run burst fetch again; what is at the destination was left alone",
         ) from error
     _swap(partial, destination)
-    return Fetched(destination, verified, pulled)
+    return Fetched(destination, verified, pulled, replaced)
+
+
+def check_destination(destination: Path) -> None:
+    """Raise ``InvalidInput`` where an adapter could not be put: asked before training, not after it."""
+    if os.path.lexists(destination):
+        refuse_foreign(destination, None)
+    parent = destination.absolute().parent
+    above = parent if parent.exists() else parent.parent  # ./adapters itself is made when there is something to put
+    try:
+        above.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInput(f"{above} cannot be made: {error.strerror}", "give another -o") from None
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise InvalidInput(f"{above} cannot be written", "give another -o")
+
+
+def _lock(destination: Path) -> FileLock:
+    """One fetch at a time into a destination; the lock lies with burst's own files."""
+    folder = paths.home() / "locks"
+    folder.mkdir(parents=True, exist_ok=True)
+    return FileLock(folder / f"{records.sha256_bytes(os.fsencode(destination))[:16]}.lock")
 
 
 def recover(destination: Path) -> None:
@@ -155,14 +188,26 @@ def _is_good(destination: Path, sealed: seal.Seal) -> bool:
         return False
 
 
-def _refuse_foreign(destination: Path) -> None:
-    """Only what burst put there, or an empty folder, may be replaced."""
+def refuse_foreign(destination: Path, sealed: seal.Seal | None) -> None:
+    """Only an empty folder, or a damaged copy of the adapter ``sealed``, may be replaced. Raises ``InvalidInput``."""
     if destination.is_symlink() or not destination.is_dir():
         raise InvalidInput(f"{destination} is not a folder", "give another -o")
-    if any(destination.iterdir()) and not (destination / seal.SEAL_NAME).is_file():
-        raise InvalidInput(
-            f"{destination} holds something that burst did not put there", "give another -o, or move it away"
-        )
+    inside = {path.relative_to(destination).as_posix() for path in destination.rglob("*") if not path.is_dir()}
+    if not inside:
+        return
+    try:
+        there = seal.read_seal(destination)
+    except seal.SealError:
+        there = None
+    if there is None:
+        what = "something that burst did not put there"
+    elif sealed is None or there.seal_id != sealed.seal_id:
+        what = "another adapter"
+    elif strangers := inside - {entry.path for entry in there.files} - {seal.SEAL_NAME}:
+        what = f"files beside a damaged copy of the adapter: {', '.join(sorted(strangers)[:3])}"
+    else:
+        return
+    raise InvalidInput(f"{destination} holds {what}", "give another -o, or move it away")
 
 
 def _remove_strangers(partial: Path, sealed: seal.Seal) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from burst_payload.records import parse_event
@@ -93,6 +93,13 @@ def _step(view: View, event: dict[str, Any]) -> View:
         tokens_per_s=event.get("tokens_per_s") or view.tokens_per_s,
         memory_bytes=event.get("memory_bytes"),
     )
+
+
+def to_json(view: View) -> dict[str, Any]:
+    """The view as plain values, for ``burst show --json``."""
+    value = asdict(view)
+    value.pop("training_since")
+    return value
 
 
 class Tail:

@@ -6,12 +6,12 @@ order mark, CRLF, blank lines); everything else is a problem of its line.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
+from burst_payload import strict_json
 from burst_payload.rows import Problem
 
 if TYPE_CHECKING:
@@ -127,8 +127,8 @@ def _parse(number: int, line: bytes, last: bool, report: Report) -> dict[str, An
             return None
         # Most rows are proved plain by counting their quotes; the exact parser, several times slower, reads the others.
         if _quotes(row) != line.count(b'"') or b"\\u0022" in line:
-            row = json.loads(line, object_pairs_hook=_no_duplicates)
-    except _DuplicateKeyError as error:
+            row = strict_json.loads(line)
+    except strict_json.DuplicateKeyError as error:
         report(number, _duplicate(error.key))
         return None
     except (ValueError, RecursionError) as error:
@@ -162,23 +162,6 @@ def _quotes(value: Any) -> int:
     return total
 
 
-class _DuplicateKeyError(ValueError):
-    def __init__(self, key: str) -> None:
-        super().__init__(key)
-        self.key = key
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) < len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise _DuplicateKeyError(key)
-            seen.add(key)
-    return result
-
-
 def _duplicate(key: str) -> Problem:
     return Problem("duplicate-key", f"the key {key!r} stands twice in one object", "keep one of them")
 
@@ -196,7 +179,7 @@ def _why(line: bytes, last: bool, error: Exception) -> Problem:
     stripped = text.strip()
     if last and not stripped.endswith("}"):
         return Problem("truncated", "the last line is cut off", "copy the file again, or remove the line")
-    if isinstance(error, RecursionError) or "depth limit" in str(error):
+    if isinstance(error, RecursionError) or "depth limit" in str(error) or "too deep" in str(error):
         return Problem("too-deep", "the JSON is nested too deep", "write one flat row a line")
     if "surrogate" in str(error):
         return Problem(

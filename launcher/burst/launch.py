@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from burst.spec import Spec
 
 POLL_S = 0.2
+SAFE = "safe here"
 
 Show = Callable[[View], None]
 
@@ -54,6 +55,26 @@ def twin(bundle_id: str) -> tuple[Run, Record] | None:
     return None
 
 
+def about_twin(earlier: Run, record: Record) -> tuple[str, str]:
+    """What to say of an equal job, and what to do."""
+    again = "train it again with --again"
+    if record.state is State.RUNNING:
+        return f"this very job is running as {earlier.name}", f"watch it with: burst logs -f {earlier.name}; or {again}"
+    if record.state is State.ADOPTED and adapter_state(record) == SAFE:
+        return f"this very job was trained already: run {earlier.name}, adapter in {record.destination}", again
+    return f"this very job was trained already: run {earlier.name}", f"burst fetch {earlier.name}; or {again}"
+
+
+def only_running() -> Run | None:
+    """The one run that is at work. Raises ``InvalidInput`` where there are several."""
+    running = [item for item, record in readable_runs()[0] if not record.state.over]
+    if len(running) > 1:
+        raise InvalidInput(
+            f"these runs are at work: {', '.join(item.name for item in running)}", "name the one to stop"
+        )
+    return running[0] if running else None
+
+
 def readable_runs() -> tuple[list[tuple[Run, Record]], list[BurstError]]:
     """Every run with its settled record, oldest first, and what is wrong with the records that cannot be read."""
     found: list[tuple[Run, Record]] = []
@@ -68,6 +89,7 @@ def readable_runs() -> tuple[list[tuple[Run, Record]], list[BurstError]]:
 
 def prepare(spec: Spec, spec_path: Path, name: str, destination: Path, *, allow_secrets: bool) -> Prepared:
     """Record the run, then make its bundle. A failure leaves a failed run with the reason in its record."""
+    fetch.check_destination(destination)
     gpu = gpus.choose(gpus.detect(), os.environ.get("CUDA_VISIBLE_DEVICES"))
     new = run.create(name, where="local", model=spec.model, destination=destination, launcher=this_process())
     try:
@@ -75,6 +97,9 @@ def prepare(spec: Spec, spec_path: Path, name: str, destination: Path, *, allow_
         made = bundle.build(spec, spec_path.parent, new.bundle, allow_secrets=allow_secrets)
         new.update(bundle_id=made.bundle_id)
         new.note("bundled", bundle_id=made.bundle_id, size_bytes=made.size_bytes)
+    except InvalidInput:
+        shutil.rmtree(new.folder)  # nothing was started and the input is at fault: that is no run
+        raise
     except BaseException as error:
         what = error.what if isinstance(error, BurstError) else f"{type(error).__name__}: {error}"
         new.update(state=State.FAILED, error=what, ended=time.time())
@@ -124,9 +149,16 @@ def adopt(
             f"run {a_run.name} has no adapter: {record.error or record.state.value}",
             f"look at it with: burst show {a_run.name}",
         )
-    fetched = fetch.fetch(
-        lambda path, offset: place.open(a_run, path, offset), home, bundle_id=record.bundle_id, progress=progress
-    )
+    if record.state in (State.CREATED, State.RUNNING) and a_run.sealed() is None:
+        raise BurstError(f"run {a_run.name} has no sealed adapter yet", f"watch it with: burst logs -f {a_run.name}")
+    if destination is None and not home.parent.parent.is_dir():
+        raise BurstError(f"{home.parent.parent} is gone", f"say where to: burst fetch {a_run.name} -o FOLDER")
+    try:
+        fetched = fetch.fetch(
+            lambda path, offset: place.open(a_run, path, offset), home, bundle_id=record.bundle_id, progress=progress
+        )
+    except InvalidInput as error:
+        raise InvalidInput(error.what, f"say where to: burst fetch {a_run.name} -o FOLDER") from None
     still_running = record.state is State.RUNNING  # the probes after training: the adapter is whole already
     a_run.note("adopted", path=str(fetched.folder), seal_id=fetched.seal.seal_id, pulled_bytes=fetched.pulled_bytes)
     if not still_running:
@@ -152,11 +184,14 @@ def refresh(a_run: Run, place: Local | None = None) -> Record:
 def adapter_state(record: Record) -> str:
     """Where the adapter is, in one phrase: it is the question people have first."""
     if record.state is State.ADOPTED:
+        home = Path(record.destination)
         try:
-            good = seal.read_seal(Path(record.destination)).seal_id == record.seal_id
-        except seal.SealError:
-            good = False
-        return "safe here" if good else "moved or removed"
+            there = seal.read_seal(home)
+        except (seal.SealError, OSError):
+            return "moved or removed"
+        # sizes only: hashing gigabytes is for burst fetch
+        whole = all((home / e.path).is_file() and (home / e.path).stat().st_size == e.size_bytes for e in there.files)
+        return SAFE if whole and there.seal_id == record.seal_id else "changed here"
     return "sealed, not fetched" if record.seal_id is not None else "none"
 
 

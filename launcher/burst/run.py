@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import errno
 import re
 import time
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from burst.errors import BurstError, InvalidInput
 from burst_payload import records, seal
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 RECORD_NAME = "run.json"
@@ -107,7 +109,11 @@ def settle(record: Record, evidence: Evidence, now: float) -> Record:
         )
     if record.state in (State.FAILED, State.STOPPED):
         return record
-    if evidence.launcher_alive and (record.state is State.CREATED or record.process is None):
+    if (
+        evidence.launcher_alive
+        and record.stop_asked is None
+        and (record.state is State.CREATED or record.process is None)
+    ):
         return record
     if status.get("state") == "interrupted":
         return dataclasses.replace(record, state=State.STOPPED, ended=ended, exit_code=status.get("exit_code"))
@@ -182,12 +188,30 @@ class Run:
         return after
 
     def refresh(self, evidence: Evidence) -> Record:
-        """Settle the record by evidence and write it where it changed."""
+        """Settle the record by evidence and write it where it changed (and where the folder can be written)."""
+        before = self.read()
+        after = settle(before, evidence, time.time())
+        if after == before:
+            return after
+        try:
+            with self.lock():
+                before = self.read()
+                after = settle(before, evidence, time.time())
+                if after != before:
+                    self._write_change(before, after)
+        except OSError as error:
+            if error.errno not in (errno.EROFS, errno.EACCES, errno.ENOSPC, errno.EDQUOT):
+                raise
+        return after
+
+    def begin(self, start: Callable[[], Process]) -> Record:
+        """Start the run's process under the lock. Raises ``BurstError`` where ``burst stop`` came first."""
         with self.lock():
             before = self.read()
-            after = settle(before, evidence, time.time())
-            if after != before:
-                self._write_change(before, after)
+            if before.stop_asked is not None:
+                raise BurstError(f"run {self.name} was stopped before it started", "start it again with: burst train")
+            after = dataclasses.replace(before, process=start())
+            self._write_change(before, after)
         return after
 
     def note(self, event: str, **fields: Any) -> None:
@@ -208,6 +232,11 @@ class Run:
         except seal.SealError:
             return None
 
+    def payload_pid(self) -> int | None:
+        """The process that the payload's status names."""
+        pid = (self.status() or {}).get("pid")
+        return pid if type(pid) is int and pid > 0 else None
+
     def status(self) -> dict[str, Any] | None:
         try:
             value = records.read_json(self.output / "status.json")
@@ -224,7 +253,10 @@ class Run:
 def create(name: str, *, where: str, model: str, destination: Path, launcher: Process) -> Run:
     """Make the folder and the durable record of a new run."""
     folder = paths.runs() / name
-    folder.mkdir(parents=True)
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        raise InvalidInput(f"a run is called {name} already", "give another --name") from None
     run = Run(folder)
     run.write(
         Record(
@@ -292,7 +324,21 @@ def from_json(value: Any) -> Record:
     for name in ("launcher", "process"):
         if fields.get(name) is not None:
             fields[name] = Process(**fields[name])
-    return Record(**fields)
+    record = Record(**fields)
+    for field in dataclasses.fields(record):
+        if not _fits(getattr(record, field.name), field.type):
+            raise ValueError(f"{field.name} is {getattr(record, field.name)!r}")
+    return record
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a field's value has the type it is declared with (``str``, ``float | None``, ...)."""
+    if value is None:
+        return "None" in kind
+    if isinstance(value, Process):
+        return type(value.pid) is int and value.pid > 0 and isinstance(value.started, (int, float))
+    known: dict[str, type | tuple[type, ...]] = {"str": str, "float": (int, float), "int": int, "State": State}
+    return isinstance(value, known.get(kind.removesuffix(" | None"), ())) and not isinstance(value, bool)
 
 
 def age(seconds: float) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -17,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from burst import launch, paths
-from burst.run import State, age
+from burst.run import SPEC_NAME, State, age
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,16 +26,17 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from burst.check import Issue, Report
     from burst.fetch import Fetched
     from burst.follow import Probe, View
     from burst.interpreter import Interpreter
     from burst.launch import Prepared
+    from burst.report import Issue, Report
     from burst.run import Record, Run
 
 PLAIN_INTERVAL_S = 5.0
 CHART_HEIGHT = 12
 PIPE_WIDTH = 160
+WIDE = 110
 
 _STATE_STYLES = {
     State.ADOPTED: "green",
@@ -70,6 +72,15 @@ def size(count: float) -> str:
     return f"{count:.2f} GiB"
 
 
+def counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def state_name(record: Record) -> str:
+    """A run's state for people: whoever reads it cares for the adapter."""
+    return "done" if record.state is State.ADOPTED else record.state.value
+
+
 def printable(text: str) -> str:
     """Text from data or a model for one screen line: control and replacement characters become visible."""
     shown = "".join(char if char.isprintable() else {"\n": "⏎", "\t": "⇥"}.get(char, "·") for char in text)
@@ -84,19 +95,23 @@ def clipped(text: str, width: int) -> str:
 
 
 def check_report(report: Report) -> RenderableType:
-    parts: list[RenderableType] = [_files_table(report)]
-    if report.tokenized:
-        parts += [_tokens_table(report)]
+    parts: list[RenderableType] = [_files_table(report)] if report.files else []
+    if report.tokenized and report.files:
+        ends = f", answers end with {report.turn_end}" if report.turn_end else ""
+        parts += [_tokens_table(report), Text(f"{report.model}, {report.rendering}{ends}", style="dim")]
         if report.sample:
             parts.append(
                 Text.assemble(("scored part of the first row  ", "bold"), clipped(printable(report.sample), 300))
             )
-    parts += [_issue(issue) for issue in report.issues.shown]
-    parts += [Text(f"  … and {more:,} more of the kind {kind}", style="dim") for kind, more in _hidden(report)]
+    hidden = _hidden(report)
+    for kind in dict.fromkeys(issue.kind for issue in sorted(report.issues.shown, key=lambda issue: not issue.blocks)):
+        parts += [_issue(issue) for issue in report.issues.shown if issue.kind == kind]
+        if more := hidden.get(kind):
+            parts.append(Text(f"         … and {more:,} more of this kind (all: burst check --all)", style="dim"))
     if report.ok:
         parts.append(Text("ok: this data can be trained on", style="bold green"))
     else:
-        parts.append(Text(f"not ok: {report.issues.blocking:,} problems to fix", style="bold red"))
+        parts.append(Text(f"not ok: {counted(report.issues.blocking, 'problem')} to fix", style="bold red"))
     return Group(*parts)
 
 
@@ -119,10 +134,6 @@ def _tokens_table(report: Report) -> Table:
         ("max", "right"),
         (f"over {report.max_length:,}", "right"),
     )
-    table.caption = f"{report.model}, {report.rendering}" + (
-        f", answers end with {report.turn_end}" if report.turn_end else ""
-    )
-    table.caption_justify = "left"
     for name, split in (("train", report.train), ("eval", report.evaluation)):
         if split.rows or split.overlong:
             lengths = split.lengths.summary() if split.lengths.rows else {"min": 0, "median": 0, "p95": 0, "max": 0}
@@ -144,15 +155,14 @@ def _issue(issue: Issue) -> Text:
     )
 
 
-def _hidden(report: Report) -> list[tuple[str, int]]:
+def _hidden(report: Report) -> dict[str, int]:
+    """How many problems of each kind are counted but not shown."""
     shown: dict[str, int] = {}
     for issue in report.issues.shown:
         shown[issue.kind] = shown.get(issue.kind, 0) + 1
-    return [
-        (kind.removeprefix("note-"), count - shown.get(kind, 0))
-        for kind, count in report.issues.counts.items()
-        if count > shown.get(kind, 0)
-    ]
+    return {
+        kind: count - shown.get(kind, 0) for kind, count in report.issues.counts.items() if count > shown.get(kind, 0)
+    }
 
 
 # --- train -----------------------------------------------------------------------------------------------------------
@@ -279,7 +289,10 @@ def loss_chart(view: View) -> str:
     losses = [loss for _, loss in view.losses]
     if 0.0 < min(losses) < max(losses) / 20:  # on a plain scale the first steps would press the rest into a line
         plotext.yscale("log")
-    plotext.plot([step for step, _ in view.losses], losses, marker="braille")
+    steps = [step for step, _ in view.losses]
+    ticks = sorted({steps[round(share * (len(steps) - 1) / 4)] for share in range(5)})
+    plotext.xticks(ticks, [str(tick) for tick in ticks])
+    plotext.plot(steps, losses, marker="braille")
     chart: str = plotext.build()
     return chart
 
@@ -303,21 +316,25 @@ def probes(items: Sequence[Probe]) -> Table:
 
 
 def runs_table(items: Sequence[tuple[Run, Record]]) -> Table:
-    table = _table("run", "state", "adapter", "model", "where", ("started", "right"), ("took", "right"))
+    """What is needed to type the next command stays whole; model and place go where the screen is narrow."""
+    wide = Console().width >= WIDE or not sys.stdout.isatty()
+    details = ("model", "where") if wide else ()
+    table = _table("run", "state", "adapter", *details, ("started", "right"), ("took", "right"))
     for a_run, record in reversed(items):
         took = age((record.ended or time.time()) - record.created)
-        started = datetime.datetime.fromtimestamp(record.created).astimezone().strftime("%Y-%m-%d %H:%M")
+        started = (
+            datetime.datetime.fromtimestamp(record.created)
+            .astimezone()
+            .strftime("%Y-%m-%d %H:%M" if wide else "%m-%d %H:%M")
+        )
         table.add_row(
             a_run.name,
-            Text(record.state.value, style=_STATE_STYLES[record.state]),
+            Text(state_name(record), style=_STATE_STYLES[record.state]),
             launch.adapter_state(record),
-            escape(record.model),
-            record.where,
+            *((escape(record.model), record.where) if wide else ()),
             started,
             took,
         )
-    table.caption = f"in {paths.short(paths.runs())}"
-    table.caption_justify = "left"
     return table
 
 
@@ -326,7 +343,10 @@ def run_page(a_run: Run, record: Record, view: View) -> RenderableType:
     grid.add_column(style="bold")
     grid.add_column(overflow="fold")
     grid.add_row("run", a_run.name)
-    grid.add_row("state", Text(record.state.value, style=_STATE_STYLES[record.state]))
+    started = datetime.datetime.fromtimestamp(record.created).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    took = age((record.ended or time.time()) - record.created)
+    grid.add_row("state", Text(state_name(record), style=_STATE_STYLES[record.state]))
+    grid.add_row("started", f"{started}, {'took' if record.state.over else 'since'} {took}")
     if record.error:
         grid.add_row("error", Text(record.error, style="red"))
     grid.add_row(
@@ -344,19 +364,22 @@ def run_page(a_run: Run, record: Record, view: View) -> RenderableType:
         grid.add_row("trained", f"{view.trainable_parameters:,} parameters")
     if view.steps:
         grid.add_row("progress", "  ".join(_facts(view)))
+    if view.eval_losses:
+        grid.add_row("evaluation", f"loss {view.eval_losses[-1][1]:.4f} at step {view.eval_losses[-1][0]}")
     for note in view.notes:
         grid.add_row("note", Text(printable(note), style="yellow"))
     if record.bundle_id:
         grid.add_row("bundle", record.bundle_id)
     if record.seal_id:
         grid.add_row("seal", record.seal_id)
+    grid.add_row("spec", escape(paths.short(a_run.folder / SPEC_NAME)))
     grid.add_row("folder", escape(paths.short(a_run.folder)))
     parts: list[RenderableType] = [grid]
     if len(view.losses) > 1:
         parts += ["", Text("loss by step", style="bold"), Text.from_ansi(loss_chart(view))]
     if view.probes:
-        parts += ["", probes(view.probes)]
-    parts.append(Text.assemble(("next  ", "bold"), next_command(a_run, record)))
+        parts += [probes(view.probes)]
+    parts.append(Text.assemble(("next  ", "bold"), next_command(a_run, record), overflow="ignore", no_wrap=True))
     return Group(*parts)
 
 
@@ -369,6 +392,24 @@ def next_command(a_run: Run, record: Record) -> str:
     if record.state is State.ADOPTED:
         return f"PeftModel.from_pretrained(model, {str(record.destination)!r})"
     return record.fix or f"burst logs {a_run.name}"
+
+
+def byte_progress(text: str, total_bytes: int | None, *, quiet: bool) -> Any:
+    """A context manager that yields ``advance(bytes)``, with a bar on a terminal."""
+    console = err(quiet)
+    if quiet or not console.is_terminal:
+        return contextlib.nullcontext(lambda _count: None)
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    @contextlib.contextmanager
+    def shown() -> Any:
+        with Progress(
+            TextColumn(text), BarColumn(), DownloadColumn(), TransferSpeedColumn(), console=console, transient=True
+        ) as bar:
+            task = bar.add_task(text, total=total_bytes)
+            yield lambda count: bar.update(task, advance=count)
+
+    return shown()
 
 
 def bell(console: Console, seconds: float) -> None:

@@ -20,11 +20,27 @@ if TYPE_CHECKING:
 DEFAULT_NAME = "burst.yaml"
 BUILTIN_MODEL = "builtin:tiny"
 DEFAULT_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-PositiveInt = Annotated[int, Field(ge=1)]
+ADVICE = "every key with its default is in docs/spec.md; editors take: burst schema"
+NICKNAMES = {
+    "lr": "learning_rate",
+    "r": "rank",
+    "lora_r": "rank",
+    "lora_alpha": "alpha",
+    "lora_dropout": "dropout",
+    "target_modules": "targets",
+    "batch_size": "batch",
+    "num_epochs": "epochs",
+    "num_train_epochs": "epochs",
+    "max_seq_length": "max_length",
+    "base_model": "model",
+}
+"""What other tools call a key."""
+LARGEST = 2**31 - 1
+PositiveInt = Annotated[int, Field(ge=1, le=LARGEST)]
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class Source(Section):
@@ -48,7 +64,7 @@ class Data(Section):
     format: Literal["auto", "messages", "conversations", "prompt_completion", "instruction", "text"] = Field(
         "auto", description="row format; auto reads it from the first row"
     )
-    max_length: int = Field(2048, ge=8, description="tokens a row may have")
+    max_length: int = Field(2048, ge=8, le=LARGEST, description="tokens a row may have")
     on_overlong: Literal["refuse", "drop", "truncate"] = Field(
         "refuse", description="what happens to longer rows; the last two are counted and said"
     )
@@ -90,6 +106,11 @@ class Adapter(Section):
     rslora: bool = Field(False, description="scale by alpha / sqrt(rank)")
     dora: bool = Field(False, description="weight-decomposed LoRA")
 
+    @field_validator("targets", mode="before")
+    @classmethod
+    def _one_is_a_list(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
 
 class Train(Section):
     """The training loop."""
@@ -102,7 +123,7 @@ class Train(Section):
     scheduler: Literal["linear", "cosine", "constant", "constant_with_warmup"] = Field(
         "cosine", description="learning rate over time"
     )
-    warmup_steps: int = Field(5, ge=0, description="steps from zero to the peak")
+    warmup_steps: int = Field(5, ge=0, le=LARGEST, description="steps from zero to the peak")
     weight_decay: float = Field(0.0, ge=0, description="decoupled weight decay")
     max_grad_norm: float = Field(1.0, ge=0, description="gradients are clipped to this norm; 0 is off")
     optimizer: Literal["auto", "adamw_torch", "adamw_8bit", "paged_adamw_8bit"] = Field(
@@ -133,7 +154,7 @@ class Train(Section):
 class Probes(Section):
     """Held-out rows that are answered before and after training, to see what changed."""
 
-    rows: int = Field(3, ge=0, description="how many rows, from the start of the evaluation data; 0 is off")
+    rows: int = Field(3, ge=0, le=LARGEST, description="how many rows, from the start of the evaluation data; 0 is off")
     max_new_tokens: PositiveInt = Field(128, description="longest answer")
 
 
@@ -162,6 +183,11 @@ class Spec(Section):
     cloud: Cloud = Field(default_factory=Cloud, description="rented machines")
     export: list[str] = Field(default_factory=list, description="formats to make after the adapter is safe")
 
+    @field_validator("export", mode="before")
+    @classmethod
+    def _one_is_a_list(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
     @field_validator("model")
     @classmethod
     def _known_builtin(cls, value: str) -> str:
@@ -178,6 +204,8 @@ class Spec(Section):
 
 def load(path: Path) -> Spec:
     """Read and validate a spec file. Raises ``InvalidInput`` with every problem, each as ``file:line: what``."""
+    if path.suffix in (".jsonl", ".json", ".csv", ".parquet"):
+        raise InvalidInput(f"{path} is data, not a spec", f"make a spec for it with: burst init {path}")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
@@ -200,18 +228,21 @@ def parse(text: str, name: str) -> Spec:
     except MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         problem = (error.problem or "not YAML").split("\n")[0]
-        raise InvalidInput(f"{name}{line}: {problem}", "see docs/spec.md for every key") from None
+        raise InvalidInput(f"{name}{line}: {problem}", "write each key once, as `key: value` on its own line") from None
     except (YAMLError, ValueError) as error:
-        raise InvalidInput(
-            f"{name}: not YAML: {str(error).splitlines()[0]}", "see docs/spec.md for every key"
-        ) from None
+        raise InvalidInput(f"{name}: not YAML: {str(error).splitlines()[0]}", "write one `key: value` a line") from None
     if not isinstance(value, CommentedMap):
-        raise InvalidInput(f"{name}: a spec is a mapping of keys to values", "see docs/spec.md for every key")
+        raise InvalidInput(f"{name}: a spec is a mapping of keys to values", ADVICE)
+    return from_values(_plain(value), name, value)
+
+
+def from_values(values: dict[str, Any], name: str, marked: Any = None) -> Spec:
+    """Validate plain values; ``marked`` is where they stood in a file. Raises ``InvalidInput``."""
     try:
-        return Spec.model_validate(_plain(value))
+        return Spec.model_validate(values)
     except ValidationError as error:
-        lines = [f"{name}{_line(value, item['loc'])}: {_sentence(item)}" for item in error.errors()]
-        raise InvalidInput("\n".join(lines), "see docs/spec.md for every key") from None
+        lines = [f"{name}{_line(marked, item['loc'])}: {_sentence(item)}" for item in error.errors()]
+        raise InvalidInput("\n".join(lines), ADVICE) from None
 
 
 def schema() -> dict[str, Any]:
@@ -263,11 +294,14 @@ def _sentence(item: Any) -> str:
     path = ".".join(location)
     if item["type"] == "extra_forbidden":
         known = list(_fields_at(item["loc"][:-1]))
-        nearest = difflib.get_close_matches(location[-1], known, n=1, cutoff=0.5)
+        alias = NICKNAMES.get(location[-1])
+        nearest = [alias] if alias in known else difflib.get_close_matches(location[-1], known, n=1, cutoff=0.5)
         hint = f"did you mean {nearest[0]!r}?" if nearest else f"known keys here: {', '.join(known)}"
         return f"unknown key {path!r}; {hint}"
     if item["type"] == "missing":
         return f"missing key {path!r}"
+    if item["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        return f"{path}: must be a mapping of keys, not {item['input']!r}"
     message = item["msg"].removeprefix("Value error, ")
     return f"{path}: {message[0].lower()}{message[1:]}" if path else message
 

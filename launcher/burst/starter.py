@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, NamedTuple
 
 from burst import dataset
 from burst.errors import InvalidInput
@@ -15,10 +16,10 @@ if TYPE_CHECKING:
 
 _TEMPLATE = """\
 # A training job for burst. Every key: burst schema, or docs/spec.md.
-model: {model}               # hub id, ./folder, or builtin:tiny (no download)
+model: {model}  # hub id, ./folder, or builtin:tiny (no download)
 
 data:
-  train: {train}             # {rows} rows in the format {format}
+  train: {train}  # {rows} rows in the format {format}
   {evaluation}
   max_length: 2048           # tokens a row may have; longer ones are refused, not cut
 
@@ -36,8 +37,18 @@ train:
 """
 
 
-def write(data: Path, model: str, output: Path, *, force: bool) -> str:
-    """Write a spec for ``data`` to ``output`` and return the detected format. Raises ``InvalidInput``."""
+class Written(NamedTuple):
+    """What was found in the data: ``unusable`` rows have problems that burst check names."""
+
+    format: str
+    rows: int
+    unusable: int
+
+
+def write(data: Path, model: str, output: Path, *, force: bool) -> Written:
+    """Write a spec for ``data`` to ``output``. Raises ``InvalidInput``."""
+    if not model.strip():
+        raise InvalidInput("the model has no name", "give --model a hub id, a local folder or builtin:tiny")
     if output.exists() and not force:
         raise InvalidInput(f"{output} exists", "give another -o, or --force to replace it")
     folder = output.absolute().parent
@@ -54,12 +65,13 @@ def write(data: Path, model: str, output: Path, *, force: bool) -> str:
 
     def report(_: dataset.DataFile, line: int, problem: Problem) -> None:
         if not problem.kind.startswith("note-"):
-            problems.append(f"{name}:{line}: {problem.what}; {problem.fix}")
+            where = f"{name}:{line}" if line else name
+            problems.append(f"{where}: {problem.what}; {problem.fix}")
 
     rows = sum(1 for _ in dataset.read(file, "auto", facts, report))
     if facts.format is None:
         raise InvalidInput(
-            "\n".join(problems[:5]) or f"{name}: no row was found", f"look at it with: burst check {name}"
+            "\n".join(problems[:5]) or f"{name}: no row was found", "bring it into JSONL, one row a line"
         )
     evaluation = (
         "eval_split: 0.1            # held out, chosen by content and seed"
@@ -71,10 +83,10 @@ def write(data: Path, model: str, output: Path, *, force: bool) -> str:
     )
     parse(text, str(output))  # what burst writes, burst reads
     output.write_text(text, encoding="utf-8")
-    return facts.format
+    return Written(facts.format, rows, len(problems))
 
 
 def _yaml(value: str) -> str:
     """A scalar that YAML reads back as this text."""
-    plain = all(char.isalnum() or char in "._-/" for char in value) and not value[0].isdigit()
+    plain = re.fullmatch(r"[A-Za-z_./][\w./-]*(:[\w./-]+)*", value, re.ASCII)
     return value if plain else "'" + value.replace("'", "''") + "'"

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from peft import PeftModel
 
-ADAPTER = "adapter"
-
 
 def save(
     model: PeftModel,
@@ -37,6 +35,7 @@ def save(
     """
     temporary = output / f"{seal.TEMPORARY_PREFIX}{os.getpid()}"
     temporary.mkdir(parents=True)
+    verified = False
     try:
         config = next(iter(model.peft_config.values()))
         config.base_model_name_or_path = base_name
@@ -48,13 +47,15 @@ def save(
         write_json(temporary / seal.METADATA_NAME, metadata)
         written = seal.write_seal(temporary, bundle_id)
         seal.verify_seal(temporary)
-        publish_directory(temporary, output / ADAPTER)
+        verified = True
+        publish_directory(temporary, output / seal.ADAPTER_NAME)
     except seal.SealError as error:
         raise Stop(
             f"the adapter does not read back as it was written: {error}", "check the disk", ExitCode.VERIFICATION
         ) from error
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        if not verified:  # a verified one that could not get its name is kept: the next start gives it
+            shutil.rmtree(temporary, ignore_errors=True)
     return written
 
 

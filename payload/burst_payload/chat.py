@@ -14,6 +14,7 @@ from __future__ import annotations
 import datetime
 import functools
 import json
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -71,6 +72,9 @@ class Renderer:
         self.score = score
         self.chat = ChatTemplate(template, facts, kwargs or {}) if template is not None else None
         self.turn_end = self.chat.turn_end() if self.chat else None
+        controls = sorted(facts.controls, key=len, reverse=True)
+        self._controls = re.compile("|".join(map(re.escape, controls))) if controls else None
+        self._control_starts = {text[0] for text in controls}
         self.stops = [text for text, id in facts.special.items() if id in facts.eos_ids]
 
     def render(self, row: Row) -> tuple[Rendered | None, list[Problem]]:
@@ -107,6 +111,14 @@ class Renderer:
     def _render_chat(
         self, chat: ChatTemplate, messages: list[Row], tools: list[Any] | None
     ) -> tuple[Rendered | None, list[Problem]]:
+        if forged := self._control_in(messages):
+            return None, [
+                Problem(
+                    "control-token",
+                    f"the text of turn {forged[0] + 1} holds the control token {forged[1]!r}, which would open or close a turn",
+                    "write turns as messages; text that is rendered already goes in text rows with chat_template: none",
+                )
+            ]
         scored = [i for i, m in enumerate(messages) if m["role"] == "assistant" and m.get("weight", 1) != 0]
         if self.score == "last":
             scored = scored[-1:]
@@ -150,6 +162,16 @@ class Renderer:
                 )
             ]
         return Rendered(full, spans, add_special_tokens=False, append_eos=False), []
+
+    def _control_in(self, messages: list[Row]) -> tuple[int, str] | None:
+        """The first control token that stands in a text, with its turn."""
+        for index, message in enumerate(messages):
+            text = message.get("content") or ""
+            if self._controls and any(start in text for start in self._control_starts):
+                match = self._controls.search(text)
+                if match:
+                    return index, match.group()
+        return None
 
     def _end_of_turn(self, text: str, start: int) -> int | None:
         """The position after the last end-of-turn token of ``text[start:]``; a tool call may end with another stop."""
@@ -304,7 +326,7 @@ class ChatTemplate:
                 add_generation_prompt=generation_prompt,
                 **self._variables,
             )
-        except (jinja2.TemplateError, TypeError, KeyError, AttributeError, ValueError) as error:
+        except Exception as error:  # a template is a program of someone else: whatever it raises is its refusal
             raise TemplateRefusal(str(error) or type(error).__name__) from error
 
     def turn_end(self) -> str | None:

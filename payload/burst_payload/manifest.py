@@ -100,6 +100,14 @@ def verify(folder: Path) -> str:
     return identifier
 
 
+def listed_id(folder: Path) -> str | None:
+    """The bundle id that a folder's manifest names, without checking the files; None where there is no sound manifest."""
+    try:
+        return parse(read_json(folder / MANIFEST_NAME))[0]
+    except (OSError, ValueError, ManifestError):
+        return None
+
+
 def differences(folder: Path, entries: list[Entry]) -> list[str]:
     """What of ``entries`` is not in ``folder`` as listed, one sentence each; empty when all is well."""
     problems: list[str] = []

@@ -73,6 +73,8 @@ def prepare(folder: Path, config: RunConfig, model_override: str | None, reporte
         raise Stop(
             "no row is left to train on", "raise data.max_length or look at the data with burst check", ExitCode.INVALID
         )
+    if config.data.eval is not None and not evaluation:
+        raise Stop("no row is left to evaluate on", "raise data.max_length, or leave out data.eval", ExitCode.INVALID)
     tokenizer = AutoTokenizer.from_pretrained(base_folder)
     audits.check_labels(rows + evaluation, facts, architecture.get_text_config().vocab_size)
     audits.check_tokenizers_agree(rows, facts, tokenizer)

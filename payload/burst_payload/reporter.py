@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from typing import TYPE_CHECKING, Any
@@ -61,4 +62,17 @@ def line_for(kind: str, fields: dict[str, Any]) -> str:
     if kind == "step":
         rate = f"  {fields['tokens_per_s']:,.0f} tokens/s" if fields.get("tokens_per_s") else ""
         return f"step {fields['step']}/{fields['steps']}  loss {fields['loss']:.4f}{rate}"
-    return f"{kind}: " + "  ".join(f"{key}={value}" for key, value in fields.items() if value is not None)
+    if kind == "phase":
+        return f"phase: {fields['name']}"
+    if kind == "note":
+        return f"note: {fields['text']}"
+    if kind == "eval":
+        return f"evaluation loss {fields['loss']:.4f} at step {fields['step']}"
+    return f"{kind}: " + "  ".join(f"{key}={_short(value)}" for key, value in fields.items() if value is not None)
+
+
+def _short(value: Any) -> str:
+    """A value on one line: numbers as they are read, line breaks in answers made visible."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) and not value.isprintable() else str(value)

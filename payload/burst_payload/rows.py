@@ -11,12 +11,17 @@ Nothing here drops or repairs a row silently: a row either converts, or comes wi
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from burst_payload import strict_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_MESSAGE_KEYS = frozenset(
+    {"role", "content", "weight", "name", "tool_calls", "tool_call_id", "reasoning_content", "thinking"}
+)
+_TURN_KEYS = frozenset({"from", "value", "weight"})
 ROLES = ("system", "developer", "user", "assistant", "tool")
 FORMATS = ("messages", "conversations", "prompt_completion", "instruction", "text")
 
@@ -117,7 +122,7 @@ def _clean_messages(messages: Any, problems: list[Problem]) -> list[Row] | None:
         if type(content) is str and content and not content.isspace() and role in ROLES:
             if "\0" in content:
                 problems.append(_nul(f"turn {index + 1}"))
-            if "weight" in message or "tool_calls" in message:
+            if len(message) > 2:
                 _check_extras(message, index, problems)
             continue
         if isinstance(content, list):
@@ -171,6 +176,15 @@ def _check_message(message: Any, index: int, problems: list[Problem]) -> None:
 
 
 def _check_extras(message: Row, index: int, problems: list[Problem]) -> None:
+    if message.get("function_call") is not None:
+        problems.append(
+            Problem(
+                "function-call",
+                f"turn {index + 1} has the old key function_call, which templates leave out",
+                'write tool_calls: [{"type": "function", "function": {"name": ..., "arguments": {...}}}]',
+            )
+        )
+    _note_unused(message.keys() - _MESSAGE_KEYS - {"function_call"}, index, problems)
     weight = message.get("weight", 1)
     if isinstance(weight, bool) or weight not in (0, 1):
         problems.append(Problem("bad-weight", f"turn {index + 1} has the weight {weight!r}", "use 0 (not scored) or 1"))
@@ -181,6 +195,17 @@ def _check_extras(message: Row, index: int, problems: list[Problem]) -> None:
                 "wrong-type",
                 f"turn {index + 1}: tool_calls is not a list of objects",
                 "write the calls as a list of objects",
+            )
+        )
+
+
+def _note_unused(keys: set[str], index: int, problems: list[Problem]) -> None:
+    if keys:
+        problems.append(
+            Problem(
+                "note-key",
+                f"turn {index + 1} has {', '.join(sorted(map(str, keys)))}, which burst does not use",
+                "no need to act, unless the template should write it",
             )
         )
 
@@ -205,9 +230,11 @@ def _joined_parts(parts: list[Any], index: int, problems: list[Problem]) -> str 
 def _tools(tools: Any, problems: list[Problem]) -> list[Any] | None:
     if isinstance(tools, str):
         try:
-            tools = json.loads(tools)
-        except ValueError:
-            problems.append(Problem("bad-tools", "tools is a string that is not JSON", "write a list of tool schemas"))
+            tools = strict_json.loads(tools)
+        except ValueError as error:
+            problems.append(
+                Problem("bad-tools", f"tools is a string that is not JSON: {error}", "write a list of tool schemas")
+            )
             return None
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         problems.append(Problem("bad-tools", "tools is not a list of objects", "write a list of tool schemas"))
@@ -221,8 +248,7 @@ def _conversations(row: Row, problems: list[Problem]) -> Row | None:
         problems.append(Problem("wrong-type", f"conversations is {_kind(turns)}, not a list", "write a list of turns"))
         return None
     messages: list[Any] = []
-    system = row.get("system")
-    if isinstance(system, str) and system.strip():
+    if system := _system(row, problems):
         messages.append({"role": "system", "content": system})
     for index, turn in enumerate(turns):
         if not isinstance(turn, dict):
@@ -232,10 +258,11 @@ def _conversations(row: Row, problems: list[Problem]) -> Row | None:
             messages.append(turn)
             continue
         role, value = turn.get("from"), turn.get("value")
+        extra = {"weight": turn["weight"]} if "weight" in turn else {}
+        _note_unused(turn.keys() - _TURN_KEYS, index, problems)
         if role == "function_call":
-            messages.append(_function_call(value, index, problems))
+            messages.append(_function_call(value, index, problems) | extra)
         else:
-            extra = {"weight": turn["weight"]} if "weight" in turn else {}
             name = _SHAREGPT_ROLES.get(role, role) if isinstance(role, str) else role
             message = {"role": name, **extra}
             if "value" in turn:
@@ -246,7 +273,7 @@ def _conversations(row: Row, problems: list[Problem]) -> Row | None:
 
 def _function_call(value: Any, index: int, problems: list[Problem]) -> Row:
     try:
-        call = json.loads(value) if isinstance(value, str) else value
+        call = strict_json.loads(value) if isinstance(value, str) else value
         name, arguments = call["name"], call["arguments"]
     except (ValueError, TypeError, KeyError):
         problems.append(
@@ -271,6 +298,10 @@ def _prompt_completion(row: Row, problems: list[Problem]) -> Row | None:
         return _messages({"messages": context + completion, "tools": row.get("tools")}, problems)
     for name, value in (("prompt", prompt), ("completion", completion)):
         _check_text(name, value, problems)
+    if row.get("tools"):
+        problems.append(
+            Problem("bad-tools", "tools beside a plain prompt have no place", "use the messages format for tools")
+        )
     return {"prompt": prompt, "completion": completion}
 
 
@@ -284,13 +315,23 @@ def _instruction(row: Row, problems: list[Problem]) -> Row | None:
         problems.append(
             Problem("history", "history is not read in this format", "use the messages format for several turns")
         )
+    system = _system(row, problems)
     if problems:
         return None
     user = f"{instruction}\n\n{extra}" if extra and extra.strip() else instruction
     messages = [{"role": "user", "content": user}, {"role": "assistant", "content": output}]
-    if isinstance(row.get("system"), str) and row["system"].strip():
-        messages.insert(0, {"role": "system", "content": row["system"]})
+    if system:
+        messages.insert(0, {"role": "system", "content": system})
     return _messages({"messages": messages}, problems)
+
+
+def _system(row: Row, problems: list[Problem]) -> str | None:
+    """The text of a row's system column, or None where it has none."""
+    system = row.get("system")
+    if system is not None and not isinstance(system, str):
+        problems.append(Problem("wrong-type", f"system is {_kind(system)}, not a string", "write a string"))
+        return None
+    return system if system and system.strip() else None
 
 
 def _text(row: Row, problems: list[Problem]) -> Row | None:

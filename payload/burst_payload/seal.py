@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from burst_payload.manifest import Entry, ManifestError, bundle_id, differences, is_safe_path
-from burst_payload.records import read_json, sha256_file, write_json
+from burst_payload.records import publish_directory, read_json, sha256_file, write_json
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 SEAL_NAME = "SEALED.json"
+ADAPTER_NAME = "adapter"
 WEIGHTS_NAME = "adapter_model.safetensors"
 METADATA_NAME = "metadata.json"
 TEMPORARY_PREFIX = ".adapter.tmp-"
@@ -199,7 +200,29 @@ def tensors(path: Path) -> dict[str, Tensor]:
     return found
 
 
-def remove_leftovers(parent: Path, prefix: str) -> None:
-    """Delete unfinished folders of a former, killed process (their names start with ``prefix``)."""
-    for path in parent.glob(f"{prefix}*"):
-        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else os.unlink(path)
+def recover(output: Path, bundle: str | None) -> None:
+    """Put ``output/adapter`` in order after a former process: afterwards it is sealed by ``bundle``, or absent.
+
+    A folder under that name that does not verify, or that another bundle made, is moved aside, never deleted; one that
+    was sealed but had not got its name yet gets it; unfinished ones are removed.
+    """
+    adapter = output / ADAPTER_NAME
+    if os.path.lexists(adapter) and not _made_by(adapter, bundle):
+        number = 1
+        while os.path.lexists(aside := output / f"{ADAPTER_NAME}.unsealed-{number}"):
+            number += 1
+        os.rename(adapter, aside)
+    for path in sorted(output.glob(f"{TEMPORARY_PREFIX}*")):
+        if not adapter.exists() and _made_by(path, bundle):
+            publish_directory(path, adapter)
+        elif path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            os.unlink(path)
+
+
+def _made_by(folder: Path, bundle: str | None) -> bool:
+    try:
+        return bundle is not None and verify_seal(folder).bundle_id == bundle
+    except (SealError, OSError):
+        return False

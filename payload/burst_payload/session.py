@@ -11,9 +11,10 @@ import torch
 from burst_payload import artifacts, audits, model, probes, trainer
 from burst_payload.chat import IGNORED_LABEL
 from burst_payload.config import RUN_NAME
-from burst_payload.records import read_json
+from burst_payload.records import read_json, sha256_file
 
 if TYPE_CHECKING:
+    from burst_payload.config import Source
     from burst_payload.prepare import Prepared
     from burst_payload.reporter import Reporter
 
@@ -90,6 +91,11 @@ def _probe_rows(prepared: Prepared) -> list[Any]:
     return (prepared.evaluation or prepared.train)[: prepared.config.probes.rows]
 
 
+def _sources(prepared: Prepared) -> list[Source]:
+    data = prepared.config.data
+    return [*data.sources, *([data.eval] if data.eval else [])]
+
+
 def _metadata(
     prepared: Prepared,
     bundle_id: str,
@@ -124,6 +130,10 @@ def _metadata(
         "adapter": {"trainable_parameters": parameters, "targets": targets},
         "weight_bytes": weight_bytes,
         "data": {
+            "files": [
+                {"path": path, "sha256": sha256_file(prepared.output.parent / path)}
+                for path in (source.path for source in _sources(prepared))
+            ],
             "rows": len(rows),
             "eval_rows": len(prepared.evaluation),
             "tokens": sum(len(row.input_ids) for row in rows),

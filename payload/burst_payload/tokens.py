@@ -34,7 +34,7 @@ class TokenizerFacts:
     """What rendering and masking need to know.
 
     ``eos_ids`` are the ids at which generation stops (tokenizer and generation config together); ``special`` maps
-    every added token's text to its id.
+    every added token's text to its id; ``controls`` are those of them that the model reads as structure, not as text.
     """
 
     tokenizer: Tokenizer
@@ -44,6 +44,7 @@ class TokenizerFacts:
     pad: str | None
     eos_ids: frozenset[int]
     special: dict[str, int]
+    controls: frozenset[str] = frozenset()
 
     @property
     def bos_id(self) -> int | None:
@@ -72,7 +73,8 @@ def load(folder: Path) -> TokenizerFacts:
     tokenizer.no_padding()
     config = _json(folder / "tokenizer_config.json")
     special_map = _json(folder / "special_tokens_map.json")
-    special = {token.content: id for id, token in tokenizer.get_added_tokens_decoder().items()}
+    added = tokenizer.get_added_tokens_decoder()
+    special = {token.content: id for id, token in added.items()}
     names: dict[str, str | None] = {}
     for name in ("bos_token", "eos_token", "pad_token"):
         names[name] = text = _token_text(config.get(name)) or _token_text(special_map.get(name))
@@ -92,6 +94,7 @@ def load(folder: Path) -> TokenizerFacts:
         pad=names["pad_token"],
         eos_ids=frozenset(eos_ids),
         special=special,
+        controls=frozenset(token.content for token in added.values() if token.special),
     )
 
 
@@ -99,7 +102,10 @@ def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
     """The template transformers would use: a ``.jinja`` file, else ``.json``, else the tokenizer config's default."""
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        try:
+            return path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise TokenizerError(f"{path} is not UTF-8 (byte {error.start}); save it as UTF-8") from None
     template = _json(folder / "chat_template.json").get("chat_template") or config.get("chat_template")
     if isinstance(template, list):
         named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}

@@ -41,25 +41,27 @@ class Local:
         if self.gpu is not None:
             environment |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": self.gpu}
         run.note("starting", command=command)
-        with open(run.log, "ab") as log:
-            self._child = subprocess.Popen(
-                command,
-                cwd=run.bundle,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        run.update(process=identify(self._child.pid))
+
+        def spawn() -> Process:
+            with open(run.log, "ab") as log:
+                self._child = subprocess.Popen(
+                    command,
+                    cwd=run.bundle,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            return Process(self._child.pid, psutil.Process(self._child.pid).create_time())  # unreaped, so it is there
+
+        run.begin(spawn)
 
     def evidence(self, run: Run) -> Evidence:
         if self._child is not None:
             self._child.poll()  # reap it: a zombie is not alive
         record, status = run.read(), run.status()
-        process = record.process
-        if process is None and status is not None and isinstance(status.get("pid"), int):
-            process = identify(status["pid"])  # the launcher was killed between starting it and writing that down
+        process = record.process or identify(run.payload_pid())  # the launcher may have been killed in between
         alive = process is not None and is_alive(process) and _works_in(process.pid, run.bundle)
         return Evidence(
             process_alive=alive,
@@ -70,9 +72,7 @@ class Local:
 
     def stop(self, run: Run) -> None:
         """SIGTERM to the run's process group, then SIGKILL after a grace."""
-        record = run.read()
-        status = run.status() or {}
-        process = record.process or (identify(status["pid"]) if isinstance(status.get("pid"), int) else None)
+        process = run.read().process or identify(run.payload_pid())
         for number, grace_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, 5.0)):
             if process is None or not is_alive(process) or not _works_in(process.pid, run.bundle):
                 return
@@ -92,10 +92,10 @@ class Local:
         return file
 
 
-def identify(pid: int) -> Process | None:
+def identify(pid: int | None) -> Process | None:
     """The process of this number now, or None."""
     try:
-        return Process(pid, psutil.Process(pid).create_time())
+        return None if pid is None else Process(pid, psutil.Process(pid).create_time())
     except psutil.NoSuchProcess:
         return None
 
