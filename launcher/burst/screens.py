@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -85,6 +86,11 @@ def printable(text: str) -> str:
     """Text from data or a model for one screen line: control and replacement characters become visible."""
     shown = "".join(char if char.isprintable() else {"\n": "⏎", "\t": "⇥"}.get(char, "·") for char in text)
     return shown.replace("\ufffd", "·")
+
+
+def unrepeated(text: str) -> str:
+    """An answer of one character over and over, as untrained models give them, in short."""
+    return re.sub(r"(.)\1{15,}", lambda run: f"{run[1] * 8}… ({len(run[0])} times)", text)
 
 
 def clipped(text: str, width: int) -> str:
@@ -303,9 +309,12 @@ def probes(items: Sequence[Probe]) -> Table:
     table.add_column(overflow="fold")
     for item in items:
         table.add_row("asked", escape(clipped(printable(item.asked), 200)))
-        table.add_row("before", Text(clipped(printable(item.before), 120) or "(nothing)", style="dim"))
+        table.add_row("before", Text(clipped(unrepeated(printable(item.before)), 120) or "(nothing)", style="dim"))
         right = item.after.strip() == item.expected.strip()
-        table.add_row("after", Text(clipped(printable(item.after), 200) or "(nothing)", style="green" if right else ""))
+        table.add_row(
+            "after",
+            Text(clipped(unrepeated(printable(item.after)), 200) or "(nothing)", style="green" if right else ""),
+        )
         if not right:
             table.add_row("expected", Text(clipped(printable(item.expected), 200), style="dim"))
         table.add_row("", "")
