@@ -56,19 +56,21 @@ def test_errors_end_with_advice(arguments: list[str], code: int, words: str, tmp
     assert "Traceback" not in result.stderr
 
 
-def test_cloud_is_refused_with_a_way_to_go(tmp_path: Path) -> None:
-    write_job(tmp_path)
+def test_a_local_model_does_not_go_to_the_cloud(tmp_path: Path) -> None:
+    path = write_job(tmp_path)
+    path.write_text(path.read_text().replace("builtin:tiny", "./my-model"))
     result = burst("train", "--where", "cloud", cwd=tmp_path, check=False)
     assert result.returncode == 2
-    assert "burst bundle" in result.stderr.splitlines()[-1]
+    assert "builtin:tiny" in result.stderr.splitlines()[-1]
     assert json.loads(burst("runs", "--json", cwd=tmp_path).stdout) == []
 
 
 def test_variables_set_options(tmp_path: Path) -> None:
-    write_job(tmp_path)
+    path = write_job(tmp_path)
+    path.write_text(path.read_text().replace("builtin:tiny", "./my-model"))
     result = burst("train", cwd=tmp_path, check=False, BURST_TRAIN_WHERE="cloud")
     assert result.returncode == 2
-    assert "cloud runs are not built yet" in result.stderr
+    assert "does not travel" in result.stderr
 
 
 def test_results_on_stdout_and_no_colour_in_pipes(tmp_path: Path) -> None:

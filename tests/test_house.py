@@ -24,6 +24,8 @@ TORCH_FREE = {
     "tiny",
     "seal",
     "strict_json",
+    "reporter",
+    "stop",
     "libraries",
     "model_files",
     "precision",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import io
-import json
 import os
 import sys
 from pathlib import Path
@@ -13,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from burst import __version__
+from burst.cli_runs import end_machine, fail, json_option, print_json, quiet_option, run_commands, run_json
 from burst.errors import BurstError, ExitCode
 
 if TYPE_CHECKING:
-    from burst.run import Record, Run
+    from burst.launch import Prepared
+    from burst.places import Place
+    from burst.run import Run
     from burst.spec import Spec
 
 DEFAULT_SPEC = "burst.yaml"
@@ -33,15 +35,7 @@ USERS_ERRNOS = {
 }
 """What a disk or a path can be wrong about; any other ``OSError`` is a bug."""
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON value on standard output.")
-quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress and no advice.")
 spec_argument = click.argument("spec_path", metavar="[SPEC]", default=DEFAULT_SPEC, type=click.Path(path_type=Path))
-run_argument = click.argument(
-    "run_name",
-    metavar="[RUN]",
-    required=False,
-    shell_complete=lambda _context, _parameter, incomplete: _complete_runs(incomplete),
-)
 secrets_option = click.option("--allow-secrets", is_flag=True, help="Bundle rows that look like credentials.")
 
 
@@ -99,7 +93,7 @@ def check(target: Path, model: str | None, max_length: int | None, every: bool, 
     with screens.byte_progress("reading", size, quiet=quiet or size < 20_000_000) as advance:
         report = checking.check(spec, folder, every_problem=every, progress=advance)
     if as_json:
-        _print_json(report.to_json())
+        print_json(report.to_json())
     else:
         screens.out().print(screens.check_report(report))
     raise SystemExit(ExitCode.OK if report.ok else ExitCode.INVALID)
@@ -110,7 +104,7 @@ def schema() -> None:
     """Print the JSON Schema of a spec, for editors."""
     from burst import spec
 
-    _print_json(spec.schema())
+    print_json(spec.schema())
 
 
 @cli.command()
@@ -126,7 +120,7 @@ def bundle(spec_path: Path, output: Path, allow_secrets: bool, as_json: bool, qu
 
     made = bundling.build(spec.load(spec_path), spec_path.absolute().parent, output, allow_secrets=allow_secrets)
     if as_json:
-        _print_json(
+        print_json(
             {"path": str(made.path), "bundle_id": made.bundle_id, "files": made.files, "size_bytes": made.size_bytes}
         )
         return
@@ -143,6 +137,11 @@ def bundle(spec_path: Path, output: Path, allow_secrets: bool, as_json: bool, qu
 @click.option("--torch-backend", metavar="NAME", help="Torch build of a new environment: cpu, cu126, cu130, ...")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The adapter's folder; default ./adapters/RUN.")
 @click.option("--name", help="Name of the run.")
+@click.option(
+    "--max-cost", type=click.FloatRange(min=0, min_open=True), metavar="USD", help="Cloud: the most it may cost."
+)
+@click.option("--max-hours", type=click.FloatRange(min=0, min_open=True), help="Cloud: the longest it may train.")
+@click.option("-y", "--yes", is_flag=True, help="Cloud: launch without asking.")
 @click.option("--detach", is_flag=True, help="Start it and return; it goes on when the terminal closes.")
 @click.option("--again", is_flag=True, help="Train although this very job was trained before.")
 @secrets_option
@@ -155,6 +154,9 @@ def train(
     torch_backend: str | None,
     output: Path | None,
     name: str | None,
+    max_cost: float | None,
+    max_hours: float | None,
+    yes: bool,
     detach: bool,
     again: bool,
     allow_secrets: bool,
@@ -167,22 +169,40 @@ def train(
     console = screens.err(quiet)
     loaded = spec.load(spec_path)
     asked = where or loaded.where
-    launch.resolve_where(asked)
+    place_name = launch.resolve_where(asked, loaded)
     if asked == "auto":
         console.print("where: this machine (auto means local in this version)")
     if loaded.export:  # said although --quiet: something that was asked for will not happen
         screens.err().print("note: export is not built yet; only the adapter is made", style="yellow")
     run_name = _valid_name(name) if name else run.new_name(loaded.model, loaded.adapter.rank)
-    found = interpreter.find(python, lambda line: console.print(line, style="dim"), torch_backend=torch_backend)
     home = (output or Path("adapters") / run_name).absolute()
-    prepared = launch.prepare(loaded, spec_path.absolute(), run_name, home, allow_secrets=allow_secrets)
-    if not again:
-        _ask_about_twin(prepared)
-    console.print(screens.preview(prepared, found))
-    place = launch.start(prepared, loaded, spec_path.absolute().parent, found)
+
+    def prepared_run() -> Prepared:
+        made = launch.prepare(
+            loaded, spec_path.absolute(), run_name, home, where=place_name, allow_secrets=allow_secrets
+        )
+        if not again:
+            _ask_about_twin(made)
+        return made
+
+    place: Place
+    if place_name == "cloud":
+        with console.status("asking SkyPilot for machines and prices"):
+            chosen, limit = launch.quote(loaded.cloud, max_cost, max_hours)
+        prepared = prepared_run()
+        console.print(screens.cloud_preview(prepared, chosen, limit))
+        if not yes:
+            _ask_to_pay(prepared)
+        with console.status(f"launching; log: {prepared.run.log}"):
+            place = launch.start_cloud(prepared, loaded, chosen, limit)
+    else:
+        found = interpreter.find(python, lambda line: console.print(line, style="dim"), torch_backend=torch_backend)
+        prepared = prepared_run()
+        console.print(screens.preview(prepared, found))
+        place = launch.start(prepared, loaded, spec_path.absolute().parent, found)
     if detach:
         if as_json:
-            _print_json(_run_json(prepared.run, prepared.run.read()))
+            print_json(run_json(prepared.run, prepared.run.read()))
         else:
             screens.out().print(run_name)
         console.print(f"watch it: burst logs -f {run_name}\nget the adapter: burst fetch {run_name}")
@@ -202,130 +222,21 @@ def _finish(a_run: Run, place: Any, console: Any, *, as_json: bool, quiet: bool)
         record = launch.stop(a_run)
     view = follow.replay(a_run.output / "events.jsonl")
     if record.seal_id is None:
+        record = end_machine(a_run, console)
         if as_json:
-            _print_json(_run_json(a_run, record))
+            print_json(run_json(a_run, record))
         what = record.error or "the run was stopped before an adapter was sealed"
-        _fail(what, record.fix or f"burst logs {a_run.name}")
+        fail(what, record.fix or f"burst logs {a_run.name}")
         raise SystemExit(launch.exit_code(record))
     fetched = launch.adopt(a_run, place, None)
-    record = launch.refresh(a_run)
+    record = end_machine(a_run, console)
     if as_json:
-        _print_json(_run_json(a_run, record))
+        print_json(run_json(a_run, record))
     elif quiet:
         click.echo(fetched.folder)
     else:
         screens.out().print(screens.finished(view, fetched, a_run.name))
     screens.bell(console, (record.ended or record.created) - record.created)
-
-
-@cli.command()
-@json_option
-def runs(as_json: bool) -> None:
-    """List all runs, newest first, as they really are."""
-    from burst import launch, paths, screens
-
-    items, damaged = launch.readable_runs()
-    for error in damaged:
-        _fail(error.what, error.fix)
-    if as_json:
-        _print_json([_run_json(item, record) for item, record in reversed(items)])
-    elif items:
-        screens.out().print(screens.runs_table(items))
-    else:
-        screens.out().print(f"no runs in {paths.short(paths.runs())}; start one with: burst train")
-
-
-@cli.command()
-@run_argument
-@json_option
-def show(run_name: str | None, as_json: bool) -> None:
-    """Show one run (the newest by default)."""
-    from burst import follow, launch, run, screens
-
-    found = run.find(run_name)
-    record = launch.refresh(found)
-    view = follow.replay(found.output / "events.jsonl")
-    if as_json:
-        _print_json(_run_json(found, record) | {"progress": follow.to_json(view)})
-    else:
-        screens.out().print(screens.run_page(found, record, view))
-
-
-@cli.command()
-@run_argument
-@click.option(
-    "-f", "--follow", "following", is_flag=True, help="Go on until the run ends. Ctrl-C stops only the showing."
-)
-def logs(run_name: str | None, following: bool) -> None:
-    """Print a run's log."""
-    import time
-
-    from burst import launch, run
-
-    found = run.find(run_name)
-    position = 0
-    while True:
-        over = launch.refresh(found).state.over
-        if found.log.exists():
-            with open(found.log, "rb") as file:
-                file.seek(position)
-                text = file.read()
-            position += len(text)
-            click.echo(text.decode(errors="replace"), nl=False)
-        if over or not following:
-            return
-        time.sleep(0.3)
-
-
-@cli.command()
-@run_argument
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="The adapter's folder; default: the run's own.")
-@json_option
-@quiet_option
-def fetch(run_name: str | None, output: Path | None, as_json: bool, quiet: bool) -> None:
-    """Bring a run's adapter here and verify it. Safe to repeat; continues where it was cut off."""
-    from burst import launch, run, screens
-    from burst.places.local import Local
-
-    found = run.find(run_name)
-    with screens.byte_progress("fetching", None, quiet=quiet) as advance:
-        fetched = launch.adopt(found, Local(), output.absolute() if output else None, advance)
-    if as_json:
-        _print_json(
-            {
-                "run": found.name,
-                "path": str(fetched.folder),
-                "seal_id": fetched.seal.seal_id,
-                "size_bytes": fetched.seal.size_bytes,
-                "pulled_bytes": fetched.pulled_bytes,
-            }
-        )
-        return
-    how = f"{screens.size(fetched.pulled_bytes)} fetched" if fetched.pulled_bytes else "was here already"
-    if fetched.replaced:
-        how = f"the copy here had been changed or damaged; {how} anew"
-    screens.out().print(f"{fetched.folder}: {how}, every hash verified")
-
-
-@cli.command()
-@run_argument
-@json_option
-def stop(run_name: str | None, as_json: bool) -> None:
-    """End a run: the one named, or the only one that is running. What is sealed stays fetchable."""
-    from burst import launch, run, screens
-
-    found = run.find(run_name) if run_name else launch.only_running()
-    if found is None:
-        click.echo("null" if as_json else "nothing to stop: no run is at work")
-        return
-    before = launch.refresh(found)
-    record = launch.stop(found)
-    if before.state.over and not as_json:
-        screens.out().print(f"{found.name}: nothing to stop, it is {screens.state_name(record)}")
-    elif as_json:
-        _print_json(_run_json(found, record))
-    else:
-        screens.out().print(f"{found.name}: {screens.state_name(record)}")
 
 
 @cli.command()
@@ -341,9 +252,13 @@ def env(torch_backend: str | None, as_json: bool, quiet: bool) -> None:
     console = screens.err(quiet)
     python = interpreter.build(lambda line: console.print(line, style="dim"), torch_backend=torch_backend)
     if as_json:
-        _print_json({"python": str(python)})
+        print_json({"python": str(python)})
     else:
         click.echo(python)
+
+
+for command in run_commands:
+    cli.add_command(command)
 
 
 def main() -> None:
@@ -361,7 +276,7 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt):
         sys.exit(ExitCode.INTERRUPTED)
     except BurstError as error:
-        _fail(error.what, error.fix)
+        fail(error.what, error.fix)
         sys.exit(error.code)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader (head, less) has left
@@ -370,31 +285,10 @@ def main() -> None:
         if error.errno not in USERS_ERRNOS:
             raise
         where = f"{error.filename}: " if error.filename else ""
-        _fail(
+        fail(
             f"{where}{error.strerror}", "free space, or give a place that can be written (BURST_HOME, BURST_CACHE, -o)"
         )
         sys.exit(ExitCode.FAILED)
-
-
-def _fail(what: str, fix: str) -> None:
-    """An error for people: what on the first lines, what to do on the last."""
-    from burst import screens
-
-    console = screens.err()
-    for line in what.splitlines():
-        console.print(f"error: {screens.printable(line)}", style="red", markup=False)
-    if fix:
-        console.print(f"do this: {fix}", markup=False)
-
-
-def _print_json(value: Any) -> None:
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
-
-
-def _run_json(a_run: Run, record: Record) -> dict[str, Any]:
-    from burst import launch, run
-
-    return {**run.to_json(record), "adapter": launch.adapter_state(record), "folder": str(a_run.folder)}
 
 
 def _spec_for_check(target: Path, model: str | None, max_length: int | None) -> tuple[Spec, Path]:
@@ -434,6 +328,16 @@ def _ask_about_twin(prepared: Any) -> None:
     raise BurstError(what, fix)
 
 
+def _ask_to_pay(prepared: Prepared) -> None:
+    """Nothing is launched without a yes."""
+    from burst import launch
+
+    if sys.stdin.isatty() and click.confirm("Launch it?", err=True):
+        return
+    launch.discard(prepared)
+    raise BurstError("nothing was launched", "launch it with: --yes")
+
+
 def _valid_name(name: str) -> str:
     import re
 
@@ -445,12 +349,6 @@ def _valid_name(name: str) -> str:
     if (paths.runs() / name).exists():
         raise InvalidInput(f"a run is called {name} already", "give another --name")
     return name
-
-
-def _complete_runs(incomplete: str) -> list[str]:
-    from burst import run
-
-    return [item.name for item in run.all_runs() if item.name.startswith(incomplete)]
 
 
 if __name__ == "__main__":

@@ -10,19 +10,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from burst import bundle, fetch, follow, gpus, models, run
+from burst import bundle, fetch, follow, gpus, models, offers, run
 from burst.errors import BurstError, ExitCode, InvalidInput
 from burst.follow import Tail, View
+from burst.places import skypilot
 from burst.places.local import Local, this_process
+from burst.places.skypilot import SkyPilot
 from burst.run import Record, Run, State
-from burst_payload import seal
+from burst_payload import records, seal
 
 if TYPE_CHECKING:
     from burst.bundle import Bundle
     from burst.interpreter import Interpreter
-    from burst.spec import Spec
+    from burst.offers import Limits, Offer
+    from burst.places import Place
+    from burst.spec import Cloud, Spec
 
 POLL_S = 0.2
+CLOUD_POLL_S = 3.0
 SAFE = "safe here"
 
 Show = Callable[[View], None]
@@ -37,14 +42,15 @@ class Prepared:
     gpu: gpus.Gpu | None
 
 
-def resolve_where(where: str) -> str:
-    """The place of a run. Raises ``InvalidInput`` for places that this version cannot use."""
-    if where == "cloud":
+def resolve_where(where: str, spec: Spec) -> str:
+    """The place of a run: ``auto`` means local until there is a plan. Raises ``InvalidInput`` for what cannot go there."""
+    if where != "cloud":
+        return "local"
+    if spec.model_kind == "local":
         raise InvalidInput(
-            "this version runs on this machine only; cloud runs are not built yet",
-            "make a bundle (burst bundle -o job.tar.gz), copy it to a GPU machine and run: python train.py",
+            "a local model does not travel to a rented machine", "name a model of the hub, or builtin:tiny"
         )
-    return "local"
+    return "cloud"
 
 
 def twin(bundle_id: str) -> tuple[Run, Record] | None:
@@ -87,11 +93,13 @@ def readable_runs() -> tuple[list[tuple[Run, Record]], list[BurstError]]:
     return found, damaged
 
 
-def prepare(spec: Spec, spec_path: Path, name: str, destination: Path, *, allow_secrets: bool) -> Prepared:
+def prepare(
+    spec: Spec, spec_path: Path, name: str, destination: Path, *, where: str = "local", allow_secrets: bool
+) -> Prepared:
     """Record the run, then make its bundle. A failure leaves a failed run with the reason in its record."""
     fetch.check_destination(destination)
     gpu = gpus.choose(gpus.detect(), os.environ.get("CUDA_VISIBLE_DEVICES"))
-    new = run.create(name, where="local", model=spec.model, destination=destination, launcher=this_process())
+    new = run.create(name, where=where, model=spec.model, destination=destination, launcher=this_process())
     try:
         shutil.copyfile(spec_path, new.folder / run.SPEC_NAME)
         made = bundle.build(spec, spec_path.parent, new.bundle, allow_secrets=allow_secrets)
@@ -121,7 +129,32 @@ def start(prepared: Prepared, spec: Spec, spec_folder: Path, python: Interpreter
     return place
 
 
-def watch(a_run: Run, place: Local, show: Show) -> Record:
+def quote(cloud: Cloud, max_cost_usd: float | None, max_hours: float | None) -> tuple[list[Offer], Limits]:
+    """The machines that may be launched, cheapest first, and the limits that hold. Raises ``NothingFits``."""
+    chosen = offers.chosen(skypilot.offers(cloud), without_autodown=cloud.without_autodown)
+    return chosen, offers.limits(
+        chosen,
+        cloud.max_cost_usd if max_cost_usd is None else max_cost_usd,
+        cloud.max_hours if max_hours is None else max_hours,
+    )
+
+
+def start_cloud(prepared: Prepared, spec: Spec, chosen: list[Offer], limit: Limits) -> SkyPilot:
+    """Start the bundle on a rented machine. Returns when its job was submitted."""
+    archive = prepared.run.folder / "job.tar.gz"
+    records.write_atomic(archive, bundle.archive(prepared.run.bundle))
+    secrets = skypilot.hub_secrets() if spec.model_kind == "hub" else None
+    place = SkyPilot(archive, chosen, limit, spec.cloud.python, secrets)
+    place.start(prepared.run)
+    return place
+
+
+def place_of(record: Record) -> Place:
+    """The place of a run, for any later process."""
+    return SkyPilot() if record.where == "cloud" else Local()
+
+
+def watch(a_run: Run, place: Place, show: Show) -> Record:
     """Follow a run until its process is over. ``show`` gets a view whenever there is news, and at least every second."""
     tail, view = Tail(a_run.output / "events.jsonl"), View()
     shown = 0.0
@@ -135,11 +168,11 @@ def watch(a_run: Run, place: Local, show: Show) -> Record:
             shown = time.monotonic()
         if record.state.over:
             return record
-        time.sleep(POLL_S)
+        time.sleep(POLL_S if record.where == "local" else CLOUD_POLL_S)
 
 
 def adopt(
-    a_run: Run, place: Local, destination: Path | None, progress: Callable[[int], None] | None = None
+    a_run: Run, place: Place, destination: Path | None, progress: Callable[[int], None] | None = None
 ) -> fetch.Fetched:
     """Fetch a run's adapter and record where it is. Raises ``BurstError`` where there is none."""
     record = refresh(a_run, place)
@@ -153,6 +186,8 @@ def adopt(
         raise BurstError(f"run {a_run.name} has no sealed adapter yet", f"watch it with: burst logs -f {a_run.name}")
     if destination is None and not home.parent.parent.is_dir():
         raise BurstError(f"{home.parent.parent} is gone", f"say where to: burst fetch {a_run.name} -o FOLDER")
+    if isinstance(place, SkyPilot):
+        place.extend(a_run)
     try:
         fetched = fetch.fetch(
             lambda path, offset: place.open(a_run, path, offset), home, bundle_id=record.bundle_id, progress=progress
@@ -168,7 +203,7 @@ def adopt(
 
 def stop(a_run: Run) -> Record:
     """End a run's process and settle its record."""
-    place = Local()
+    place = place_of(a_run.read())
     if not refresh(a_run, place).state.over:
         a_run.update(stop_asked=time.time())
         a_run.note("stopping")
@@ -176,9 +211,38 @@ def stop(a_run: Run) -> Record:
     return refresh(a_run, place)
 
 
-def refresh(a_run: Run, place: Local | None = None) -> Record:
-    """The record of a run, settled by what can be seen now."""
+def refresh(a_run: Run, place: Place | None = None) -> Record:
+    """The record of a run, settled by what can be seen now; without a place, of a rented one as it was last seen."""
+    if place is None and a_run.read().where == "cloud":
+        return a_run.read()
     return a_run.refresh((place or Local()).evidence(a_run))
+
+
+def down(a_run: Run, *, force: bool = False) -> Record:
+    """End a run's rented machine, prove that it is gone, and settle the record.
+
+    Raises ``BurstError`` where it is still there, and, without ``force``, where an adapter may lie on it that is not here.
+    """
+    place = SkyPilot()
+    record = refresh(a_run, place)
+    if not force and record.billing and adapter_state(record) != SAFE and place.holds_adapter(a_run) is not False:
+        raise BurstError(
+            f"the machine {record.cluster} holds an adapter that is not here, or cannot be asked",
+            f"burst fetch {a_run.name}; to end it all the same: burst down {a_run.name} --force",
+        )
+    if not place.down(a_run):
+        raise BurstError(
+            f"the machine {a_run.read().cluster} is still there",
+            f"burst down {a_run.name}; or in the provider's console",
+        )
+    return refresh(a_run, place)
+
+
+def cost_usd(record: Record) -> float | None:
+    """What a run's machine has cost so far, by its own clock and price; None for a run on this machine."""
+    if record.hourly_usd is None or record.launched is None:
+        return None
+    return offers.cost_usd(record.hourly_usd, record.launched, record.gone or time.time())
 
 
 def adapter_state(record: Record) -> str:

@@ -78,6 +78,25 @@ class Record:
     exit_code: int | None = None
     stop_asked: float | None = None
     """When ``burst stop`` was called: a process that then ends without a word was stopped, it did not fail."""
+    cluster: str | None = None
+    """SkyPilot's name of the rented machine; written before anything is billed."""
+    request_id: str | None = None
+    job_id: int | None = None
+    hourly_usd: float | None = None
+    launched: float | None = None
+    idle_minutes: int | None = None
+    """After how many idle minutes the machine deletes itself; None where it cannot."""
+    gone: float | None = None
+    """When the provider was seen to have the machine no more."""
+
+    @property
+    def begun(self) -> bool:
+        return self.process is not None or self.job_id is not None
+
+    @property
+    def billing(self) -> bool:
+        """Whether a rented machine may still be there."""
+        return self.cluster is not None and self.gone is None
 
 
 @dataclass(frozen=True)
@@ -109,11 +128,7 @@ def settle(record: Record, evidence: Evidence, now: float) -> Record:
         )
     if record.state in (State.FAILED, State.STOPPED):
         return record
-    if (
-        evidence.launcher_alive
-        and record.stop_asked is None
-        and (record.state is State.CREATED or record.process is None)
-    ):
+    if evidence.launcher_alive and record.stop_asked is None and not record.begun:
         return record
     if status.get("state") == "interrupted":
         return dataclasses.replace(record, state=State.STOPPED, ended=ended, exit_code=status.get("exit_code"))

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import os
 import re
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console, Group, RenderableType
@@ -18,8 +16,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from burst import launch, paths
-from burst.run import SPEC_NAME, State, age
+from burst import paths
+from burst.run import age
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,22 +29,13 @@ if TYPE_CHECKING:
     from burst.follow import Probe, View
     from burst.interpreter import Interpreter
     from burst.launch import Prepared
+    from burst.offers import Limits, Offer
     from burst.report import Issue, Report
-    from burst.run import Record, Run
 
 PLAIN_INTERVAL_S = 5.0
 CHART_HEIGHT = 12
 PIPE_WIDTH = 160
 WIDE = 110
-
-_STATE_STYLES = {
-    State.ADOPTED: "green",
-    State.SEALED: "cyan",
-    State.RUNNING: "yellow",
-    State.CREATED: "yellow",
-    State.FAILED: "red",
-    State.STOPPED: "magenta",
-}
 
 
 def out() -> Console:
@@ -75,11 +64,6 @@ def size(count: float) -> str:
 
 def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
-def state_name(record: Record) -> str:
-    """A run's state for people: whoever reads it cares for the adapter."""
-    return "done" if record.state is State.ADOPTED else record.state.value
 
 
 def printable(text: str) -> str:
@@ -122,14 +106,14 @@ def check_report(report: Report) -> RenderableType:
 
 
 def _files_table(report: Report) -> Table:
-    table = _table("file", "split", "format", ("rows", "right"), ("repeat", "right"))
+    table = table_of("file", "split", "format", ("rows", "right"), ("repeat", "right"))
     for file, facts in report.files:
         table.add_row(escape(file.name), file.split, facts.format or "unknown", f"{facts.rows:,}", f"{file.repeat}")
     return table
 
 
 def _tokens_table(report: Report) -> Table:
-    table = _table(
+    table = table_of(
         "split",
         ("rows", "right"),
         ("tokens", "right"),
@@ -196,6 +180,32 @@ def preview(prepared: Prepared, python: Interpreter) -> RenderableType:
     return table
 
 
+def cloud_preview(prepared: Prepared, chosen: Sequence[Offer], limit: Limits) -> RenderableType:
+    """What will be launched, and what it costs at most."""
+    report = prepared.bundle.report
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    table.add_row("run", prepared.run.name)
+    table.add_row("model", escape(report.model))
+    table.add_row("data", f"{report.train.weighted_rows:,} rows an epoch, {report.train.weighted_tokens:,} tokens")
+    for index, offer in enumerate(chosen[:5]):
+        table.add_row(
+            "" if index else "machine", f"{offer.accelerators} on {offer.infra}, ${offer.hourly_usd:.2f} an hour"
+        )
+    if len(chosen) > 5:
+        table.add_row("", f"and {len(chosen) - 5} more, up to ${limit.hourly_usd:.2f} an hour")
+    table.add_row(
+        "at worst",
+        f"${limit.worst_usd:.2f}: {age(limit.setup_s)} set-up, {age(limit.run_s)} training, {limit.idle_minutes} minutes idle",
+    )
+    if not all(offer.autodown for offer in chosen):
+        table.add_row("", Text("an idle machine there stays until burst or its owner ends it", style="yellow"))
+    table.add_row("bundle", f"{size(prepared.bundle.size_bytes)}, {prepared.bundle.bundle_id[:12]}")
+    table.add_row("folder", escape(paths.short(prepared.run.folder)))
+    return table
+
+
 class Follower:
     """Shows a run while it goes: a live panel on a terminal, else a line now and then."""
 
@@ -234,7 +244,7 @@ class Follower:
             self._phase = view.phase
         if view.step != self._step and (due or view.step == view.steps):
             self._step, self._said = view.step, time.monotonic()
-            self.console.print("  ".join(_facts(view)))
+            self.console.print("  ".join(facts(view)))
 
 
 def progress(view: View) -> RenderableType:
@@ -247,11 +257,11 @@ def progress(view: View) -> RenderableType:
         grid.add_row("device", escape(f"{view.device}, {view.precision}"))
     if view.steps:
         grid.add_row("step", ProgressBar(total=view.steps, completed=view.step, width=40))
-        grid.add_row("", "  ".join(_facts(view)))
+        grid.add_row("", "  ".join(facts(view)))
     return grid
 
 
-def _facts(view: View) -> list[str]:
+def facts(view: View) -> list[str]:
     facts = [f"step {view.step}/{view.steps}"]
     if view.losses:
         facts.append(f"loss {view.losses[-1][1]:.4f}")
@@ -321,88 +331,6 @@ def probes(items: Sequence[Probe]) -> Table:
     return table
 
 
-# --- runs ------------------------------------------------------------------------------------------------------------
-
-
-def runs_table(items: Sequence[tuple[Run, Record]]) -> Table:
-    """What is needed to type the next command stays whole; model and place go where the screen is narrow."""
-    wide = Console().width >= WIDE or not sys.stdout.isatty()
-    details = ("model", "where") if wide else ()
-    table = _table("run", "state", "adapter", *details, ("started", "right"), ("took", "right"))
-    for a_run, record in reversed(items):
-        took = age((record.ended or time.time()) - record.created)
-        started = (
-            datetime.datetime.fromtimestamp(record.created)
-            .astimezone()
-            .strftime("%Y-%m-%d %H:%M" if wide else "%m-%d %H:%M")
-        )
-        table.add_row(
-            a_run.name,
-            Text(state_name(record), style=_STATE_STYLES[record.state]),
-            launch.adapter_state(record),
-            *((escape(record.model), record.where) if wide else ()),
-            started,
-            took,
-        )
-    return table
-
-
-def run_page(a_run: Run, record: Record, view: View) -> RenderableType:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold")
-    grid.add_column(overflow="fold")
-    grid.add_row("run", a_run.name)
-    started = datetime.datetime.fromtimestamp(record.created).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    took = age((record.ended or time.time()) - record.created)
-    grid.add_row("state", Text(state_name(record), style=_STATE_STYLES[record.state]))
-    grid.add_row("started", f"{started}, {'took' if record.state.over else 'since'} {took}")
-    if record.error:
-        grid.add_row("error", Text(record.error, style="red"))
-    grid.add_row(
-        "adapter",
-        f"{launch.adapter_state(record)}: {paths.short(Path(record.destination))}"
-        if record.seal_id
-        else launch.adapter_state(record),
-    )
-    grid.add_row("model", escape(record.model))
-    if view.device:
-        grid.add_row("device", escape(f"{view.device}, {view.precision}"))
-    if view.rows:
-        grid.add_row("data", f"{view.rows:,} rows, {view.tokens or 0:,} tokens an epoch")
-    if view.trainable_parameters:
-        grid.add_row("trained", f"{view.trainable_parameters:,} parameters")
-    if view.steps:
-        grid.add_row("progress", "  ".join(_facts(view)))
-    if view.eval_losses:
-        grid.add_row("evaluation", f"loss {view.eval_losses[-1][1]:.4f} at step {view.eval_losses[-1][0]}")
-    for note in view.notes:
-        grid.add_row("note", Text(printable(note), style="yellow"))
-    if record.bundle_id:
-        grid.add_row("bundle", record.bundle_id)
-    if record.seal_id:
-        grid.add_row("seal", record.seal_id)
-    grid.add_row("spec", escape(paths.short(a_run.folder / SPEC_NAME)))
-    grid.add_row("folder", escape(paths.short(a_run.folder)))
-    parts: list[RenderableType] = [grid]
-    if len(view.losses) > 1:
-        parts += ["", Text("loss by step", style="bold"), Text.from_ansi(loss_chart(view))]
-    if view.probes:
-        parts += [probes(view.probes)]
-    parts.append(Text.assemble(("next  ", "bold"), next_command(a_run, record), overflow="ignore", no_wrap=True))
-    return Group(*parts)
-
-
-def next_command(a_run: Run, record: Record) -> str:
-    """The command that people run next in this state."""
-    if record.state in (State.RUNNING, State.CREATED):
-        return f"burst logs -f {a_run.name}"
-    if record.state is State.SEALED:
-        return f"burst fetch {a_run.name}"
-    if record.state is State.ADOPTED:
-        return f"PeftModel.from_pretrained(model, {str(record.destination)!r})"
-    return record.fix or f"burst logs {a_run.name}"
-
-
 def byte_progress(text: str, total_bytes: int | None, *, quiet: bool) -> Any:
     """A context manager that yields ``advance(bytes)``, with a bar on a terminal."""
     console = err(quiet)
@@ -427,7 +355,7 @@ def bell(console: Console, seconds: float) -> None:
         console.bell()
 
 
-def _table(*columns: str | tuple[str, str]) -> Table:
+def table_of(*columns: str | tuple[str, str]) -> Table:
     """A plain table. The first column is what people type or look for: it stays whole; numbers stand to the right."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for index, column in enumerate(columns):

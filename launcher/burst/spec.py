@@ -161,8 +161,21 @@ class Probes(Section):
 class Cloud(Section):
     """Where and how much, on rented machines."""
 
-    gpus: list[str] = Field(default_factory=lambda: ["A100", "H100"], min_length=1, description="acceptable GPUs")
-    spot: bool = Field(False, description="interruptible machines")
+    gpus: list[str] = Field(
+        default_factory=lambda: ["A100", "A100-80GB", "H100"],
+        min_length=1,
+        description="acceptable GPUs, by SkyPilot's names",
+    )
+    infra: list[str] | None = Field(
+        None,
+        description="acceptable places, such as `aws`, `lambda/us-east-1`, `slurm/mycluster`; default: all that are enabled",
+    )
+    python: str | None = Field(
+        None, description="interpreter on the machine that has the training libraries; default: an environment is made"
+    )
+    without_autodown: bool = Field(
+        False, description="also take places where an idle machine cannot delete itself, such as Slurm"
+    )
     max_cost_usd: float | None = Field(None, gt=0, description="hard limit of one run")
     max_hours: float | None = Field(None, gt=0, description="hard limit of one run")
 
