@@ -17,21 +17,33 @@ class Finding(NamedTuple):
         return f"looks like {'an' if self.kind[0] in 'AEIOU' else 'a'} {self.kind}"
 
 
-# (kind, literal that must be there in lower case for the pattern to match, pattern). The literals are searched first:
-# they are cheap. Patterns see JSON escapes as spaces, so that a token after an escaped line break starts at a boundary.
-_PATTERNS: tuple[tuple[str, bytes, re.Pattern[bytes]], ...] = (
-    ("Hugging Face token", b"hf_", re.compile(rb"\bhf_[A-Za-z0-9]{30,}")),
-    ("AWS access key", b"akia", re.compile(rb"\bAKIA[0-9A-Z]{16}\b")),
-    ("AWS temporary key", b"asia", re.compile(rb"\bASIA[0-9A-Z]{16}\b")),
-    ("AWS secret key", b"key", re.compile(rb"(?i)aws_?secret_?access_?key[\"'\s:=]+[a-z0-9/+]{40}")),
-    ("private key", b"private key", re.compile(rb"-----BEGIN [A-Z0-9 ]*PRIVATE KEY( BLOCK)?-----")),
-    ("GitHub token", b"gh", re.compile(rb"\bgh[pousr]_[A-Za-z0-9]{36,}")),
-    ("GitHub token", b"github_pat_", re.compile(rb"\bgithub_pat_[A-Za-z0-9_]{50,}")),
-    ("Google API key", b"aiza", re.compile(rb"\bAIza[0-9A-Za-z_-]{35}")),
-    ("Google service account", b"private_key_id", re.compile(rb"private_key_id[\"\s:]+[0-9a-f]{40}")),
-    ("OpenAI or Anthropic key", b"sk-", re.compile(rb"\bsk-(?:ant-|proj-)?[A-Za-z0-9_-]{32,}")),
-    ("Slack token", b"xox", re.compile(rb"\bxox[abprs]-[A-Za-z0-9-]{20,}")),
-    ("Weights & Biases key", b"wandb_api_key", re.compile(rb"(?i)wandb_api_key[\"'\s:=]+[0-9a-f]{40}")),
+# (kind, literals of which one must be there for the pattern to match, pattern). The literals are searched first: they are
+# cheap. Patterns see JSON escapes as spaces, so that a token after an escaped line break starts at a boundary.
+_PATTERNS: tuple[tuple[str, tuple[bytes, ...], re.Pattern[bytes]], ...] = (
+    ("Hugging Face token", (b"hf_",), re.compile(rb"\bhf_[A-Za-z0-9]{30,}")),
+    ("AWS access key", (b"AKIA",), re.compile(rb"\bAKIA[0-9A-Z]{16}\b")),
+    ("AWS temporary key", (b"ASIA",), re.compile(rb"\bASIA[0-9A-Z]{16}\b")),
+    (
+        "AWS secret key",
+        (b"cret_access_key", b"CRET_ACCESS_KEY", b"cretAccessKey"),
+        re.compile(rb"(?i)aws_?secret_?access_?key[\"'\s:=]+[a-z0-9/+]{40}"),
+    ),
+    ("private key", (b"PRIVATE KEY",), re.compile(rb"-----BEGIN [A-Z0-9 ]*PRIVATE KEY( BLOCK)?-----")),
+    (
+        "GitHub token",
+        (b"ghp_", b"gho_", b"ghu_", b"ghs_", b"ghr_"),
+        re.compile(rb"\bgh[pousr]_[A-Za-z0-9]{36,}"),
+    ),
+    ("GitHub token", (b"github_pat_",), re.compile(rb"\bgithub_pat_[A-Za-z0-9_]{50,}")),
+    ("Google API key", (b"AIza",), re.compile(rb"\bAIza[0-9A-Za-z_-]{35}")),
+    ("Google service account", (b"private_key_id",), re.compile(rb"private_key_id[\"\s:]+[0-9a-f]{40}")),
+    ("OpenAI or Anthropic key", (b"sk-",), re.compile(rb"\bsk-(?:ant-|proj-)?[A-Za-z0-9_-]{32,}")),
+    ("Slack token", (b"xox",), re.compile(rb"\bxox[abprs]-[A-Za-z0-9-]{20,}")),
+    (
+        "Weights & Biases key",
+        (b"wandb_api_key", b"WANDB_API_KEY"),
+        re.compile(rb"(?i)wandb_api_key[\"'\s:=]+[0-9a-f]{40}"),
+    ),
 )
 
 _ESCAPES = re.compile(rb"\\(?:[nrtbf/]|u[0-9a-fA-F]{4}|(?=[\"\\]))")
@@ -45,8 +57,7 @@ _NAMES = re.compile(
 def scan(content: bytes, first_line: int = 1) -> list[Finding]:
     """Everything in ``content`` that looks like a credential, with its line."""
     found: list[Finding] = []
-    lower = content.lower()
-    kinds = [(kind, pattern) for kind, literal, pattern in _PATTERNS if literal in lower]
+    kinds = [(kind, pattern) for kind, literals, pattern in _PATTERNS if any(text in content for text in literals)]
     if kinds:
         content = _ESCAPES.sub(lambda match: b" " * len(match.group()), content)
         for kind, pattern in kinds:

@@ -351,7 +351,9 @@ def _compile(source: str) -> jinja2.Template:
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
-    return environment.from_string(source)
+    template = environment.from_string(source)
+    template.globals = dict(template.globals)  # a ChainMap otherwise, which every rendering copies key by key in Python
+    return template
 
 
 class _GenerationBlock(jinja2.ext.Extension):
