@@ -84,7 +84,7 @@ def init(data: Path, model: str, output: Path, force: bool) -> None:
 @json_option
 @quiet_option
 def check(target: Path, model: str | None, max_length: int | None, every: bool, as_json: bool, quiet: bool) -> None:
-    """Say whether data can be trained on, and everything that is wrong with it."""
+    """Say whether data can be trained on, and all that is wrong."""
     from burst import check as checking
     from burst import screens
 
@@ -246,7 +246,7 @@ def _finish(a_run: Run, place: Any, console: Any, *, as_json: bool, quiet: bool)
 @json_option
 @quiet_option
 def env(torch_backend: str | None, as_json: bool, quiet: bool) -> None:
-    """Build the training environment now, if it is not there, and print its Python."""
+    """Print the Python that trains; build its environment if need be."""
     from burst import interpreter, screens
 
     console = screens.err(quiet)

@@ -157,6 +157,8 @@ def stop(run_name: str | None, as_json: bool) -> None:
         print_json(run_json(found, record))
     else:
         screens.out().print(f"{found.name}: {run_screens.state_name(record)}")
+    if record.billing and not as_json:
+        screens.err().print(run_screens.machine(record))
 
 
 def end_machine(a_run: Run, console: Any) -> Record:

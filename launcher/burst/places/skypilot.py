@@ -192,9 +192,12 @@ class SkyPilot:
                 with suppress(Exception):
                     sky.get(sky.api_cancel(request))
             self.down(run)
-            if isinstance(error, (BurstError, KeyboardInterrupt)):
+            if isinstance(error, KeyboardInterrupt):
+                run.update(state=State.STOPPED, error="interrupted during the launch", ended=time.time())
                 raise
-            raise _explained(error) from error
+            explained = error if isinstance(error, BurstError) else _explained(error)
+            run.update(state=State.FAILED, error=explained.what, fix=explained.fix, ended=time.time())
+            raise explained from error
 
     def evidence(self, run: Run) -> Evidence:
         record = run.read()
