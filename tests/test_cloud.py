@@ -164,3 +164,23 @@ def test_launcher_killed(rig: slurm.Rig, job: Path, step: str) -> None:
     if step != "machine named":
         seal.verify_seal(job / "adapters/cut")
     assert "gone" in on_rig(rig, "down", "cut", cwd=job).stdout, "gone already is success"
+
+
+def test_ctrl_c_in_the_launch_leaves_nothing_behind(rig: slurm.Rig, job: Path) -> None:
+    """Twice, as impatient people do: the launch is cancelled, the machine is ended, and it is gone."""
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "burst.cli", "train", "--where", "cloud", "--yes", "--name", "regret"],
+        cwd=job,
+        env={**os.environ, **rig.environment()},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    slurm.wait_until(lambda: (found := runs(rig, job)) and found[0]["request_id"], "the launch to be asked for", 120)
+    for _ in range(2):
+        launcher.send_signal(signal.SIGINT)
+    shown, _ = launcher.communicate()
+    assert launcher.returncode == 130, shown
+    record = runs(rig, job)[0]
+    assert (record["state"], record["gone"] is not None) == ("stopped", True)
+    assert clusters(rig, job) == set()

@@ -231,3 +231,23 @@ def test_stop_without_a_name_takes_the_only_run_at_work() -> None:
     run.create("new", where="local", model="m", destination=Path("d"), launcher=me)
     with pytest.raises(InvalidInput, match="old, new"):
         launch.only_running()
+
+
+@pytest.mark.parametrize(
+    ("changes", "forgotten"),
+    [
+        ({"state": State.RUNNING}, False),
+        ({"state": State.FAILED}, True),
+        ({"state": State.CREATED, "launcher": ME}, True),
+        ({"state": State.ADOPTED, "gone": 5.0}, False),
+        ({"state": State.FAILED, "cluster": None}, False),
+    ],
+)
+def test_machines_that_nobody_looks_after(changes: dict, forgotten: bool) -> None:
+    assert launch.forgotten(record(**{"cluster": "burst-x", "where": "cloud", **changes})) == forgotten
+
+
+def test_a_machine_in_its_launch_is_looked_after() -> None:
+    own = record(State.CREATED, cluster="burst-x", where="cloud", launcher=local.this_process())
+    assert not launch.forgotten(own)
+    assert launch.cost_usd(record(hourly_usd=3.6, launched=100.0, gone=1100.0)) == pytest.approx(1.0)

@@ -35,7 +35,7 @@ def runs(as_json: bool) -> None:
     elif items:
         screens.out().print(run_screens.runs_table(items))
         for _, record in items:
-            if record.billing and record.state.over:
+            if launch.forgotten(record):
                 screens.err().print(run_screens.machine(record))
     else:
         screens.out().print(f"no runs in {paths.short(paths.runs())}; start one with: burst train")

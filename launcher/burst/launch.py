@@ -14,7 +14,7 @@ from burst import bundle, fetch, follow, gpus, models, offers, run
 from burst.errors import BurstError, ExitCode, InvalidInput
 from burst.follow import Tail, View
 from burst.places import skypilot
-from burst.places.local import Local, this_process
+from burst.places.local import Local, is_alive, this_process
 from burst.places.skypilot import SkyPilot
 from burst.run import Record, Run, State
 from burst_payload import records, seal
@@ -236,6 +236,12 @@ def down(a_run: Run, *, force: bool = False) -> Record:
             f"burst down {a_run.name}; or in the provider's console",
         )
     return refresh(a_run, place)
+
+
+def forgotten(record: Record) -> bool:
+    """Whether a rented machine may be up that nobody looks after: its run is over, or its launcher died in the launch."""
+    launcher_died = record.launcher is None or not is_alive(record.launcher)
+    return record.billing and (record.state.over or (record.state is State.CREATED and launcher_died))
 
 
 def cost_usd(record: Record) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -187,11 +188,12 @@ class SkyPilot:
             self._check_price(price)
             self._check_autodown(run, sky, cluster, handle)
         except BaseException as error:
-            run.note("launch failed", error=type(error).__name__)
-            if request is not None:
-                with suppress(Exception):
-                    sky.get(sky.api_cancel(request))
-            self.down(run)
+            with _undisturbed():  # a second Ctrl-C must not leave a machine behind
+                run.note("launch failed", error=type(error).__name__)
+                if request is not None:
+                    with suppress(Exception):
+                        sky.get(sky.api_cancel(request))
+                self.down(run)
             if isinstance(error, KeyboardInterrupt):
                 run.update(state=State.STOPPED, error="interrupted during the launch", ended=time.time())
                 raise
@@ -201,10 +203,12 @@ class SkyPilot:
 
     def evidence(self, run: Run) -> Evidence:
         record = run.read()
-        alive = False
+        alive, status = False, None
         if record.billing:
             try:
-                alive = self._job_state(run) in _ACTIVE
+                job = self._job_state(run)
+                alive = job in _ACTIVE
+                status = _said_by(job, run.name)
             except BurstError:  # SkyPilot does not answer: that says nothing about the job
                 alive = record.state is State.RUNNING
             if not alive:
@@ -213,7 +217,7 @@ class SkyPilot:
         return Evidence(
             process_alive=alive,
             launcher_alive=record.launcher is not None and is_alive(record.launcher),
-            status=run.status(),
+            status=run.status() or status,
             sealed=run.sealed(),
         )
 
@@ -393,9 +397,26 @@ class SkyPilot:
         )
 
 
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    former = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, former)
+
+
 def _output(run: Run) -> str:
     """The payload's output folder there, relative to the home folder. Names of machines need no quoting."""
     return f"burst/{run.read().cluster}/job/out"
+
+
+def _said_by(job: str | None, name: str) -> dict[str, Any] | None:
+    """What a job's state says of a run whose payload said nothing: its set-up failed, or it was cancelled."""
+    if job is None or not job.startswith(("FAILED", "CANCELLED")):
+        return None
+    what = "the set-up on the machine failed" if job == "FAILED_SETUP" else f"the job ended as {job} before it trained"
+    return {"state": "failed", "error": what, "fix": f"burst logs {name}", "exit_code": None}
 
 
 def _field(value: Any, name: str) -> Any:
