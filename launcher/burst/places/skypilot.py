@@ -70,7 +70,11 @@ def offers(cloud: Cloud) -> list[Offer]:
             feasible = wanted.cloud.get_feasible_launchable_resources(wanted, num_nodes=1).resources_list
             for launchable in feasible[:1]:
                 for resources in resources_utils.make_launchables_for_valid_region_zones(launchable):
-                    features = {CloudImplementationFeatures.AUTODOWN, CloudImplementationFeatures.AUTOSTOP}
+                    features = {CloudImplementationFeatures.AUTODOWN}
+                    if (
+                        str(resources.cloud) == "Slurm"
+                    ):  # names only autostop; its autodown does not fire (skypilot#9815)
+                        features.add(CloudImplementationFeatures.AUTOSTOP)
                     found.append(
                         Offer(
                             infra=f"{str(resources.cloud).lower()}/{resources.region}",
