@@ -67,12 +67,6 @@ def _contents(spec: Spec, files: list[DataFile]) -> Iterator[bytes]:
                 yield row.content
 
 
-def data_files(spec: Spec, folder: Path) -> list[DataFile]:
-    """The data files of a spec. Raises ``InvalidInput`` for the first that cannot be used."""
-    files = [dataset.locate(folder, source.path, "train", source.repeat) for source in spec.data.training_sources]
-    return files + ([dataset.locate(folder, spec.data.eval, "eval")] if spec.data.eval is not None else [])
-
-
 def template_source(spec: Spec, folder: Path, facts: tokens.TokenizerFacts) -> str | None:
     """The chat template that a spec asks for; None is raw text. Raises ``InvalidInput``."""
     if spec.data.chat_template == "none":

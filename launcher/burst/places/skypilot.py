@@ -262,13 +262,7 @@ class SkyPilot:
                 return False
         except BurstError:
             return None
-        process = self._ssh(run, f"test -e {_output(run)}/{seal.ADAPTER_NAME} && echo yes || echo no")
-        try:
-            answer, _ = process.communicate(timeout=90)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-            return None
+        answer = self._answer(run, f"test -e {_output(run)}/{seal.ADAPTER_NAME} && echo yes || echo no", 90)
         return {b"yes\n": True, b"no\n": False}.get(answer)
 
     def down(self, run: Run) -> bool:
@@ -320,14 +314,7 @@ class SkyPilot:
             f"cd {_output(run)} 2>/dev/null || exit 0; tail -c +{have + 1} events.jsonl; printf '\\0'; "
             "cat status.json; printf '\\0'; cat adapter/SEALED.json"
         )
-        process = self._ssh(run, f"{{ {script}; }} 2>/dev/null")
-        try:
-            raw, _ = process.communicate(timeout=60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-            return
-        parts = raw.split(b"\0")
+        parts = self._answer(run, f"{{ {script}; }} 2>/dev/null", 60).split(b"\0")
         if len(parts) != 3:
             return
         run.output.mkdir(parents=True, exist_ok=True)
@@ -389,6 +376,16 @@ class SkyPilot:
         if not found or _field(found[0], "autostop") < 0 or not _field(found[0], "to_down"):
             raise BurstError("the machine did not take its own deletion when idle", "it was ended; launch again")
         run.update(idle_minutes=int(_field(found[0], "autostop")))
+
+    def _answer(self, run: Run, command: str, limit_s: float) -> bytes:
+        """What a command there prints; nothing where it does not end in time."""
+        process = self._ssh(run, command)
+        try:
+            return process.communicate(timeout=limit_s)[0]
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            return b""
 
     def _ssh(self, run: Run, command: str) -> subprocess.Popen[bytes]:
         record = run.read()
