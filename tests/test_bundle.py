@@ -54,7 +54,8 @@ def test_same_input_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_what_travels(tmp_path: Path) -> None:
     build(write_job(tmp_path / "job"), tmp_path / "out")
-    package = {f"burst_payload/{path.name}" for path in paths.payload_package().glob("*.py")}
+    root = paths.payload_package()
+    package = {f"burst_payload/{path.relative_to(root).as_posix()}" for path in root.rglob("*.py")}
     expected = package | {
         "train.py",
         "requirements.lock",

@@ -15,6 +15,7 @@ import click
 
 from burst import spec
 from burst.cli import cli
+from burst_payload.measures import table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,6 +39,7 @@ def main() -> None:
 def generated() -> Iterator[tuple[Path, str]]:
     yield ROOT / "docs/spec.md", spec_page()
     yield ROOT / "docs/cli.md", cli_page()
+    yield ROOT / "docs/measures.md", measures_page()
     yield ROOT / "payload/train.py", with_dependencies((ROOT / "payload/train.py").read_text(encoding="utf-8"))
 
 
@@ -115,6 +117,26 @@ def cli_page() -> str:
         "start-up file completes commands, options and run names.\n"
     )
     return "\n".join(parts)
+
+
+def measures_page() -> str:
+    """The table of measures as the payload has it."""
+    needs = {name: need.otherwise for name, need in table.NEEDS.items()}
+    lines = [
+        "# Memory and speed measures\n",
+        (
+            "Generated from `payload/burst_payload/measures/table.py` by `make docs`. `train.measures` in `burst.yaml` is a list of these\n"
+            "names; left out, a run takes every one that applies and costs no time. What ran, and why the others did not, is said by\n"
+            "the run (`measures` in its log) and kept in the adapter's `metadata.json`. A name in the list that cannot be applied stops\n"
+            "the run. Each one is held against the plain model by `tests/test_measures.py`: equal loss and gradients in float32.\n"
+        ),
+        "| name | what it does | smaller | left out by itself where |\n|---|---|---|---|",
+    ]
+    for measure in table.MEASURES:
+        reasons = [needs[name] for name in measure.needs + measure.pays]
+        reasons += ["memory is not short (it costs time)"] if measure.when == "tight" else []
+        lines.append(f"| `{measure.name}` | {measure.saves} | {measure.component} | {'; '.join(reasons) or 'never'} |")
+    return "\n".join(lines) + "\n"
 
 
 def block(command: click.Command, name: str) -> str:

@@ -138,8 +138,9 @@ def _stage(spec: Spec, folder: Path, report: Report, stage: Path) -> None:
     model = models.resolve(spec, folder)
     for name in PAYLOAD_FILES:
         _write(stage / name, _text(paths.payload() / name))
-    for path in sorted(paths.payload_package().glob("*.py")):
-        _write(stage / "burst_payload" / path.name, _text(path))
+    package = paths.payload_package()
+    for path in sorted(package.rglob("*.py")):
+        _write(stage / "burst_payload" / path.relative_to(package), _text(path))
     _write(stage / ".skyignore", b"")  # without it a .gitignore further up would decide what SkyPilot uploads
     template = check.template_source(spec, folder, tokens.load(model.folder))
     if spec.data.chat_template not in ("model", "none") and template is not None:

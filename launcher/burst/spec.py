@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from burst.errors import InvalidInput
+from burst_payload.measures import table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -136,6 +137,19 @@ class Train(Section):
     gradient_checkpointing: Literal["auto", "on", "off"] = Field(
         "auto", description="recompute activations instead of keeping them; auto: on a GPU"
     )
+    measures: list[str] | None = Field(
+        None, description="memory and speed measures by name (docs/measures.md); default: the exact ones that pay"
+    )
+
+    @field_validator("measures", mode="before")
+    @classmethod
+    def _known_measures(cls, value: Any) -> Any:
+        if value == "auto":
+            return None
+        unknown = [name for name in value if name not in table.NAMES] if isinstance(value, list) else []
+        if unknown:
+            raise ValueError(f"no measure is called {unknown[0]!r}; there are: {', '.join(table.NAMES)}")
+        return value
 
     @field_validator("gradient_checkpointing", mode="before")
     @classmethod

@@ -72,7 +72,10 @@ class Adapter:
 
 @dataclass(frozen=True)
 class Train:
-    """``effective_batch`` rows make one optimizer step, ``batch`` of them at a time on the device."""
+    """``effective_batch`` rows make one optimizer step, ``batch`` of them at a time on the device.
+
+    ``measures``: names of ``burst_payload.measures.table``, or None for the exact ones that apply and pay.
+    """
 
     epochs: float
     max_steps: int | None
@@ -89,6 +92,7 @@ class Train:
     eval_steps: int | None
     save_steps: int | None
     gradient_checkpointing: Literal["auto", "on", "off"]
+    measures: list[str] | None = None
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import torch
 from burst_payload import artifacts, audits, model, probes, trainer
 from burst_payload.chat import IGNORED_LABEL
 from burst_payload.config import RUN_NAME
+from burst_payload.measures import apply
 from burst_payload.records import read_json, sha256_file
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def train_and_seal(prepared: Prepared, bundle_id: str, reporter: Reporter) -> No
             if parameter.requires_grad:
                 parameter.data = parameter.data.float()
     audits.check_adapter_dtype(adapted, prepared.precise.adapter)
+    loop.measures = apply.apply(loop, config, on_gpu, reporter.emit)
     reporter.phase("train")
     loop.train()
     if prepared.evaluation:
@@ -129,6 +131,7 @@ def _metadata(
         },
         "adapter": {"trainable_parameters": parameters, "targets": targets},
         "weight_bytes": weight_bytes,
+        "measures": loop.measures.record(),
         "data": {
             "files": [
                 {"path": path, "sha256": sha256_file(prepared.output.parent / path)}

@@ -17,6 +17,7 @@ from transformers import PrinterCallback, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
 from burst_payload import audits, stop
+from burst_payload.measures.apply import Applied
 from burst_payload.model import optimizer_name
 from burst_payload.stop import Stop
 
@@ -80,6 +81,7 @@ class Trainer(SFTTrainer):
     """``SFTTrainer`` that counts the tokens it is fed."""
 
     tokens_seen = 0
+    measures = Applied()
 
     def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         stop.check()
