@@ -32,10 +32,13 @@ Writes into out/:
                         afterwards is moved to adapter.unsealed-N before a new run.
     events.jsonl        one JSON object a line, append-only, with sequence numbers
     status.json         the newest state: running, sealed, failed or interrupted, with phase and step
-    checkpoints/        only with train.save_steps
+    checkpoints/step-N  sealed like the adapter: adapter, optimizer, schedule, random states and position in the data.
+                        Every train.save_steps steps, else every five minutes; at SIGTERM and SIGINT too. A new start
+                        goes on from the newest one whose hashes hold, to the same result as if nothing had happened.
 
 Options: --model FOLDER  the base model, where run.json names a local one
          --check         verify, build every configuration, tokenize every row, and stop before loading the model
+         --fresh         set the checkpoints aside and train from the beginning
 
 Exit codes: 0 sealed (or it was already), 1 failed, 2 the bundle or its settings are invalid, 3 it does not fit into
 memory, 4 a verification failed, 130 interrupted by a signal. The last line on stderr says what to do.
@@ -56,8 +59,8 @@ sys.path.insert(0, str(HERE))
 os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # read when torch is imported
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 
+from burst_payload import checkpoints, libraries, manifest, seal, stop  # noqa: E402
 from burst_payload import config as run_config  # noqa: E402
-from burst_payload import libraries, manifest, seal, stop  # noqa: E402
 from burst_payload.reporter import Reporter  # noqa: E402
 from burst_payload.stop import ExitCode, Stop, first_line  # noqa: E402
 
@@ -96,6 +99,7 @@ def parse_options() -> argparse.Namespace:
         help="the base model, where run.json names a local one",
     )
     parser.add_argument("--check", action="store_true", help="stop before the model is loaded")
+    parser.add_argument("--fresh", action="store_true", help="set checkpoints aside and train from the beginning")
     return parser.parse_args()
 
 
@@ -105,6 +109,8 @@ def supervise(options: argparse.Namespace) -> int:
     if ADAPTER.exists():
         print(f"already sealed: {ADAPTER}")
         return ExitCode.SEALED
+    if options.fresh:
+        checkpoints.set_all_aside(OUTPUT)
     reporter = Reporter(OUTPUT)
     try:
         return run(options, reporter)
@@ -112,8 +118,7 @@ def supervise(options: argparse.Namespace) -> int:
         if stop.was_asked():  # first: a library may have given the interruption another name
             stop.ignore()
             reporter.end("interrupted", ExitCode.INTERRUPTED)
-            sealed = f"after the adapter was sealed: {ADAPTER}" if seal.is_sealed(ADAPTER) else "nothing was sealed"
-            print(f"interrupted: {sealed}\ndo this: start it again", file=sys.stderr)
+            print(f"interrupted: {standing()}\ndo this: start it again", file=sys.stderr)
             return ExitCode.INTERRUPTED
         if isinstance(error, Stop):
             return failed(reporter, error.what, error.fix, error.code)
@@ -156,6 +161,14 @@ def run(options: argparse.Namespace, reporter: Reporter) -> int:
         session.train_and_seal(prepared, bundle_id, reporter)
     reporter.end("checked" if options.check else "sealed", ExitCode.SEALED)
     return ExitCode.SEALED
+
+
+def standing() -> str:
+    """What is safe on this disk, for the last words of a run that ended early."""
+    if seal.is_sealed(ADAPTER):
+        return f"after the adapter was sealed: {ADAPTER}"
+    steps = checkpoints.steps(OUTPUT)
+    return f"the checkpoint of step {steps[0]} is saved" if steps else "nothing was saved yet"
 
 
 def hush() -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+from burst_payload import manifest
 
 MINI_SPEC = """\
 model: builtin:tiny
@@ -59,3 +62,24 @@ def run_payload(bundle: Path, python: str, *arguments: str, **environment: str) 
 
 def events(bundle: Path) -> list[dict]:
     return [json.loads(line) for line in (bundle / "out/events.jsonl").read_bytes().splitlines()]
+
+
+def copy_bundle(made: Path, target: Path) -> Path:
+    """A bundle again, without what was trained in it."""
+    shutil.copytree(made, target, ignore=shutil.ignore_patterns("out", "__pycache__"))
+    return target
+
+
+def remake_manifest(bundle: Path) -> None:
+    """Make the manifest true again after a test changed a file on purpose."""
+    path = bundle / manifest.MANIFEST_NAME
+    names = [item["path"] for item in json.loads(path.read_text())["files"]]
+    entries = [manifest.Entry(n, (bundle / n).stat().st_size, manifest.sha256_file(bundle / n)) for n in names]
+    path.write_text(json.dumps(manifest.to_json(entries)))
+
+
+def change_run(bundle: Path, section: str, **values: object) -> None:
+    run = json.loads((bundle / "run.json").read_text())
+    run[section] |= values
+    (bundle / "run.json").write_text(json.dumps(run))
+    remake_manifest(bundle)

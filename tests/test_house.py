@@ -24,6 +24,7 @@ TORCH_FREE = {
     "tiny",
     "seal",
     "strict_json",
+    "checkpoints",
     "reporter",
     "stop",
     "libraries",

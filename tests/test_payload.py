@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from burst_payload import manifest, seal, tiny
-from jobs import MINI_SPEC, burst, events, run_payload, write_job
+from jobs import MINI_SPEC, burst, change_run, copy_bundle, events, run_payload, write_job
 
 pytestmark = pytest.mark.payload
 
@@ -27,34 +27,11 @@ def made(tmp_path_factory: pytest.TempPathFactory, payload_python: str) -> Path:
     bundle.mkdir()
     subprocess.run(["tar", "-xzf", folder / "job.tar.gz", "-C", bundle], check=True)
     (bundle / "burst_is_not_here.py").write_text("import importlib.util as u\nassert u.find_spec('burst') is None\n")
-    subprocess.run([payload_python, "burst_is_not_here.py"], cwd=bundle, check=True)
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    subprocess.run([payload_python, "burst_is_not_here.py"], cwd=bundle, check=True, env=clean)
     result = run_payload(bundle, payload_python)
     assert result.returncode == 0, result.stdout + result.stderr
     return bundle
-
-
-def copy_bundle(made: Path, target: Path) -> Path:
-    """The untrained bundle again."""
-    shutil.copytree(made, target, ignore=shutil.ignore_patterns("out", "__pycache__"))
-    return target
-
-
-def remake_manifest(bundle: Path) -> None:
-    """Make the manifest true again after a test changed a file on purpose."""
-    (bundle / manifest.MANIFEST_NAME).unlink()
-    entries = [
-        manifest.Entry(p.relative_to(bundle).as_posix(), p.stat().st_size, manifest.sha256_file(p))
-        for p in sorted(bundle.rglob("*"))
-        if p.is_file() and "__pycache__" not in p.parts
-    ]
-    (bundle / manifest.MANIFEST_NAME).write_text(json.dumps(manifest.to_json(entries)))
-
-
-def change_run(bundle: Path, section: str, **values: object) -> None:
-    run = json.loads((bundle / "run.json").read_text())
-    run[section] |= values
-    (bundle / "run.json").write_text(json.dumps(run))
-    remake_manifest(bundle)
 
 
 def test_trains_and_seals_without_burst(made: Path) -> None:

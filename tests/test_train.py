@@ -122,6 +122,25 @@ def test_payload_killed_is_a_failed_run_that_says_so(job: Path) -> None:
     assert not (job / "adapters").exists()
 
 
+def test_stop_and_resume(job: Path) -> None:
+    """Stopped in the middle, gone on with from the step it had reached, and brought home."""
+    (job / "burst.yaml").write_text(MINI_SPEC.replace("max_steps: 2", "max_steps: 60"))
+    burst("train", "--detach", "--name", "paused", cwd=job)
+    assert "is at work" in burst("resume", cwd=job, check=False).stderr
+    wait_for(job, lambda _: (json.loads(burst("show", "--json", cwd=job).stdout))["progress"]["step"] >= 2, "at step 2")
+    assert burst("stop", cwd=job).stdout == "paused: stopped\n"
+    done = json.loads(burst("show", "--json", cwd=job).stdout)
+    assert done["progress"]["step"] < 60
+    resumed = burst("resume", "paused", "--json", cwd=job)
+    assert "going on with paused from step" in resumed.stderr
+    record = json.loads(resumed.stdout)
+    assert (record["state"], record["adapter"], record["error"]) == ("adopted", "safe here", None)
+    metadata = json.loads((job / "adapters/paused/metadata.json").read_text())
+    assert [step for step, _ in metadata["losses"]] == list(range(1, 61)), "nothing twice, nothing left out"
+    assert len(metadata["segments"]) == 2
+    assert "is trained to its end" in burst("resume", "paused", cwd=job, check=False).stderr
+
+
 def test_ctrl_c_stops_the_run(job: Path) -> None:
     (job / "burst.yaml").write_text(MINI_SPEC.replace("max_steps: 2", "max_steps: 100000"))
     with subprocess.Popen(

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from burst import __version__
-from burst.cli_runs import end_machine, fail, json_option, print_json, quiet_option, run_commands, run_json
+from burst.cli_runs import (
+    end_machine,
+    fail,
+    json_option,
+    print_json,
+    quiet_option,
+    run_argument,
+    run_commands,
+    run_json,
+)
 from burst.errors import BurstError, ExitCode
 
 if TYPE_CHECKING:
@@ -208,6 +217,29 @@ def train(
         console.print(f"watch it: burst logs -f {run_name}\nget the adapter: burst fetch {run_name}")
         return
     _finish(prepared.run, place, console, as_json=as_json, quiet=quiet)
+
+
+@cli.command()
+@run_argument
+@click.option("--detach", is_flag=True, help="Start it and return; it goes on when the terminal closes.")
+@json_option
+@quiet_option
+def resume(run_name: str | None, detach: bool, as_json: bool, quiet: bool) -> None:
+    """Go on with a run that was stopped or failed, from its newest whole checkpoint."""
+    from burst import resuming, run, screens
+
+    console = screens.err(quiet)
+    found = run.find(run_name)
+    place = resuming.resume(found)
+    console.print(f"going on with {found.name} {resuming.from_where(found)}", markup=False)
+    if detach:
+        if as_json:
+            print_json(run_json(found, found.read()))
+        else:
+            screens.out().print(found.name)
+        console.print(f"watch it: burst logs -f {found.name}\nget the adapter: burst fetch {found.name}")
+        return
+    _finish(found, place, console, as_json=as_json, quiet=quiet)
 
 
 def _finish(a_run: Run, place: Any, console: Any, *, as_json: bool, quiet: bool) -> None:

@@ -39,6 +39,8 @@ class View:
     tokens: int | None = None
     notes: tuple[str, ...] = ()
     probes: tuple[Probe, ...] = ()
+    resumed_step: int = 0
+    """The step of the checkpoint that this segment began at."""
     sealed: bool = False
     state: str = "running"
     error: str | None = None
@@ -54,6 +56,8 @@ def fold(view: View, event: dict[str, Any]) -> View:
         # a payload that was started again begins anew
         fresh = View() if event.get("name") == "verify" else view
         return replace(fresh, phase=str(event.get("name")), training_since=since)
+    if kind == "resume":
+        return replace(view, resumed_step=int(event["step"]), step=int(event["step"]))
     if kind == "plan":
         return replace(view, steps=int(event["steps"]))
     if kind == "data":
@@ -81,8 +85,8 @@ def fold(view: View, event: dict[str, Any]) -> View:
 def _step(view: View, event: dict[str, Any]) -> View:
     step, steps = int(event["step"]), int(event["steps"])
     eta = None
-    if view.training_since is not None and step:
-        eta = (event["time"] - view.training_since) / step * (steps - step)
+    if view.training_since is not None and step > view.resumed_step:
+        eta = (event["time"] - view.training_since) / (step - view.resumed_step) * (steps - step)
     losses = view.losses if event.get("loss") is None else (*view.losses, (step, float(event["loss"])))
     return replace(
         view,

@@ -93,6 +93,8 @@ class Train:
     save_steps: int | None
     gradient_checkpointing: Literal["auto", "on", "off"]
     measures: list[str] | None = None
+    keep: Literal["last", "best"] = "last"
+    patience: int | None = None
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,21 @@
 
 Every file that matters is written beside its final name, fsynced and renamed, and then its folder is fsynced, so that
 a reader (or the next process after a power cut) never meets half of it. Standard library only.
+
+Each step on the way is a named point (``reach``). Tests set ``BURST_FAULT`` to make a process die, hang or run out of
+disk at one of them; without that variable a point costs one comparison.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fnmatch
 import hashlib
 import json
 import math
 import os
+import signal
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -20,6 +26,52 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CHUNK_BYTES = 1 << 20
+FAULT_VARIABLE = "BURST_FAULT"
+"""``ACTION:PATTERN[:N]``: at the N-th point (default the first) whose name matches, ``kill``, ``hang``, ``full`` or ``term``."""
+
+
+class _Fault:
+    """The planted fault of this process, if any. The points passed are counted, so that a test can name the n-th."""
+
+    def __init__(self, text: str | None) -> None:
+        self.action, self.pattern, count = (*(text or "").split(":"), "", "", "")[:3]
+        self.left = int(count or 1)
+
+    def reach(self, point: str) -> None:
+        if not fnmatch.fnmatchcase(point, self.pattern):
+            return
+        self.left -= 1
+        if self.left != 0:
+            return
+        if self.action == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif self.action == "term":
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif self.action == "full":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), point)
+        elif self.action == "hang":
+            while True:
+                time.sleep(3600)
+        else:
+            raise ValueError(f"{FAULT_VARIABLE}: no action is called {self.action!r}")
+
+
+_fault: _Fault | None = None
+
+
+def plant(text: str | None) -> None:
+    """Plant a fault, as ``BURST_FAULT`` does at the start of a process; None takes it away."""
+    global _fault  # noqa: PLW0603 - a process has one set of faults
+    _fault = _Fault(text) if text else None
+
+
+plant(os.environ.get(FAULT_VARIABLE))
+
+
+def reach(point: str) -> None:
+    """A step of something that must survive its own death; see ``BURST_FAULT``."""
+    if _fault is not None:
+        _fault.reach(point)
 
 
 def write_atomic(path: Path, data: bytes) -> None:
@@ -31,10 +83,14 @@ def write_atomic(path: Path, data: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
     try:
         with open(temporary, "wb") as file:
+            reach(f"write {path.name}")
             file.write(data)
             file.flush()
+            reach(f"sync {path.name}")
             os.fsync(file.fileno())
+        reach(f"rename {path.name}")
         os.replace(temporary, path)
+        reach(f"renamed {path.name}")
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink()
@@ -75,11 +131,14 @@ def publish_directory(temporary: Path, final: Path) -> None:
     """Rename a finished folder into place after fsyncing all that is in it. ``final`` must not exist."""
     for path in sorted(temporary.rglob("*")):
         if path.is_file():
+            reach(f"sync {final.name}/{path.name}")
             fsync_file(path)
         else:
             fsync_directory(path)
     fsync_directory(temporary)
+    reach(f"rename {final.name}")
     os.rename(temporary, final)
+    reach(f"renamed {final.name}")
     fsync_directory(final.parent)
 
 
@@ -103,6 +162,7 @@ class EventLog:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
         self._lock = threading.Lock()
         self._seq = 0
         for event in read_events(path):

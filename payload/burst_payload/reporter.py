@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from burst_payload import stop
-from burst_payload.records import EventLog, write_json
+from burst_payload.records import EventLog, read_events, write_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,6 +55,19 @@ class Reporter:
     def end(self, state: str, code: int, **fields: Any) -> None:
         self.emit("end", state=state, exit_code=code, **fields)
         self.status(state=state, exit_code=code, **fields)
+
+
+def segments(path: Path) -> list[dict[str, float]]:
+    """The times at which a run was at work, from its event log: ``started`` (Unix) and ``seconds``, one a start.
+
+    What was done again after a crash counts: it was worked, and paid, twice.
+    """
+    found: list[dict[str, float]] = []
+    for event in read_events(path):
+        if not found or (event["event"] == "phase" and event.get("name") == "verify"):
+            found.append({"started": event["time"], "seconds": 0.0})
+        found[-1]["seconds"] = round(event["time"] - found[-1]["started"], 3)
+    return found
 
 
 def line_for(kind: str, fields: dict[str, Any]) -> str:

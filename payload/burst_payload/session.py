@@ -4,15 +4,30 @@ from __future__ import annotations
 
 import datetime
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers.training_args import OptimizerNames
 
-from burst_payload import artifacts, audits, model, probes, trainer
+from burst_payload import (
+    artifacts,
+    audits,
+    checkpoints,
+    manifest,
+    model,
+    prepare,
+    probes,
+    stop,
+    trainer,
+    training_state,
+)
 from burst_payload.chat import IGNORED_LABEL
 from burst_payload.config import RUN_NAME
 from burst_payload.measures import apply
 from burst_payload.records import read_json, sha256_file
+from burst_payload.reporter import segments
+from burst_payload.saver import Saver
 
 if TYPE_CHECKING:
     from burst_payload.config import Source
@@ -27,6 +42,8 @@ def train_and_seal(prepared: Prepared, bundle_id: str, reporter: Reporter) -> No
     """
     config, on_gpu = prepared.config, prepared.capability is not None
     started = time.time()
+    identity = identify(prepared, bundle_id)
+    start = find_start(prepared, identity, reporter)
     reporter.phase("load")
     base = model.load_base(prepared.base_folder, prepared.precise, prepared.quantized, on_gpu)
     item_bytes = getattr(torch, prepared.precise.compute).itemsize
@@ -53,8 +70,14 @@ def train_and_seal(prepared: Prepared, bundle_id: str, reporter: Reporter) -> No
         reporter.phase("probe before")
     before = [probes.answer(adapted, probe, prepared.facts, config.probes.max_new_tokens) for probe in asked]
 
-    progress = trainer.Progress(reporter.emit, audits.lora_b(adapted), config.train.logging_steps)
-    loop = trainer.build(adapted, prepared.arguments, prepared.tokenizer, prepared.train, prepared.evaluation, progress)
+    last_step = prepare.optimizer_steps(config, len(prepared.train))
+    progress = trainer.Progress(
+        reporter.emit, audits.lora_b(adapted), config.train, last_step, evaluates=bool(prepared.evaluation)
+    )
+    saver = Saver(prepared.output, bundle_id, identity, config.train.save_steps, reporter.emit)
+    loop = trainer.build(
+        adapted, prepared.arguments, prepared.tokenizer, prepared.train, prepared.evaluation, progress, saver
+    )
     if prepared.precise.adapter == "float32":
         for parameter in adapted.parameters():  # TRL casts adapters to bfloat16, which a float16 scaler cannot scale
             if parameter.requires_grad:
@@ -62,31 +85,86 @@ def train_and_seal(prepared: Prepared, bundle_id: str, reporter: Reporter) -> No
     audits.check_adapter_dtype(adapted, prepared.precise.adapter)
     loop.measures = apply.apply(loop, config, on_gpu, reporter.emit)
     reporter.phase("train")
-    loop.train()
-    if prepared.evaluation:
+    loop.run(start)
+    step = loop.state.global_step
+    if prepared.evaluation and (not progress.eval_losses or progress.eval_losses[-1][0] != step):
         reporter.phase("evaluate")
         loop.evaluate()
+    step = take_best(loop, step, reporter) if progress.keeps_best else step
 
     reporter.phase("save")
-    metadata = _metadata(prepared, bundle_id, reporter, progress, loop, parameters, weight_bytes, targets, started)
-    seal = artifacts.save(
-        adapted,
-        prepared.base_folder,
-        prepared.template,
-        config.model.name,
-        config.model.revision,
-        metadata,
-        bundle_id,
-        prepared.output,
+    metadata = _metadata(
+        prepared, bundle_id, reporter, progress, loop, parameters, weight_bytes, targets, started, step
     )
-    reporter.emit("sealed", seal_id=seal.seal_id, size_bytes=seal.size_bytes, path="out/adapter")
-    reporter.status(sealed=True)
+    with stop.deferred():  # what is trained is sealed, although a signal came: it is a matter of seconds
+        seal = artifacts.save(
+            adapted,
+            prepared.base_folder,
+            prepared.template,
+            config.model.name,
+            config.model.revision,
+            metadata,
+            bundle_id,
+            prepared.output,
+        )
+        reporter.emit("sealed", seal_id=seal.seal_id, size_bytes=seal.size_bytes, step=step, path="out/adapter")
+        reporter.status(sealed=True)
+        if config.train.save_steps is None:
+            checkpoints.clear(prepared.output)
 
     if asked:
         reporter.phase("probe after")
     for probe, old in zip(asked, before, strict=True):
         new = probes.answer(adapted, probe, prepared.facts, config.probes.max_new_tokens)
         reporter.emit("probe", asked=probe.asked, expected=probe.expected, before=old, after=new)
+
+
+def identify(prepared: Prepared, bundle_id: str) -> dict[str, Any]:
+    """What a checkpoint must have been made of to be gone on with: bundle, settings, files, and libraries that matter.
+
+    The build of a library (``+cpu``, ``+cu130``) does not count: a checkpoint moves between machines.
+    """
+    folder = prepared.output.parent
+    return {
+        "bundle_id": bundle_id,
+        "run": read_json(folder / RUN_NAME),
+        "files": {
+            item["path"]: item["sha256"]
+            for item in read_json(folder / manifest.MANIFEST_NAME)["files"]
+            if item["path"] != RUN_NAME
+        },
+        "versions": {
+            name: version.partition("+")[0]
+            for name, version in artifacts.library_versions().items()
+            if name in ("torch", "transformers", "peft", "trl", "accelerate", "bitsandbytes")
+        },
+    }
+
+
+def find_start(prepared: Prepared, identity: dict[str, Any], reporter: Reporter) -> checkpoints.Checkpoint | None:
+    """The checkpoint to go on from, or None. Raises ``Stop`` where it belongs to something else."""
+    start = checkpoints.newest(prepared.output, lambda text: reporter.emit("note", text=text))
+    if start is None:
+        return None
+    checkpoints.check_same(start, identity)
+    if prepared.config.train.optimizer == "auto":  # the one it was begun with, whatever this machine would choose
+        prepared.arguments.optim = OptimizerNames(start.state["optim"])
+    reporter.emit("resume", step=start.step, tokens=start.state["tokens"], seconds=start.state["seconds"])
+    return start
+
+
+def take_best(loop: trainer.Trainer, step: int, reporter: Reporter) -> int:
+    """Put the adapter of the best evaluation into the model, where that is not the last. Returns its step."""
+    best = loop.progress.best_step
+    if best is None or best == step:
+        return step
+    found = checkpoints.whole(Path(loop.args.output_dir).parent, best)
+    if found is None:
+        reporter.emit("note", text=f"the checkpoint of step {best}, the best one, is gone: the last step is kept")
+        return step
+    training_state.load_adapter(loop.model, found.folder)
+    reporter.emit("note", text=f"step {best} had the lowest evaluation loss and is kept")
+    return best
 
 
 def _probe_rows(prepared: Prepared) -> list[Any]:
@@ -108,6 +186,7 @@ def _metadata(
     weight_bytes: int,
     targets: list[str],
     started: float,
+    step: int,
 ) -> dict[str, Any]:
     """What a person needs to know about an adapter years later. Losses are the mean loss of each optimizer step."""
     rows = prepared.train
@@ -143,7 +222,10 @@ def _metadata(
             "scored_tokens": sum(label != IGNORED_LABEL for row in rows for label in row.labels),
             "longest_row_tokens": max(len(row.input_ids) for row in rows),
         },
+        "step": step,
         "steps": loop.state.global_step,
+        "segments": segments(reporter.events.path),
+        "train_s": loop.seconds(),
         "tokens_seen": loop.tokens_seen,
         "losses": [[step, round(loss, 6)] for step, loss in progress.losses],
         "eval_losses": [[step, round(loss, 6)] for step, loss in progress.eval_losses],

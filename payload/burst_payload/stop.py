@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from enum import IntEnum
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class ExitCode(IntEnum):
@@ -38,19 +42,33 @@ class Interrupted(BaseException):
     """A signal asked the run to end. Not an ``Exception``: libraries catch those and give them another name."""
 
 
-_asked = False
+_asked = 0
+_deferred = False
 
 
 def listen() -> None:
-    """From now on SIGTERM and SIGINT raise ``Interrupted``, wherever the main thread is."""
+    """From now on SIGTERM and SIGINT raise ``Interrupted``, wherever the main thread is; see ``deferred``."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupt)
 
 
-def _interrupt(_number: int, _frame: Any) -> NoReturn:
+def _interrupt(_number: int, _frame: Any) -> None:
     global _asked  # noqa: PLW0603 - a process has one set of signal handlers
-    _asked = True
-    raise Interrupted
+    _asked += 1
+    if not _deferred or _asked > 1:
+        raise Interrupted
+
+
+@contextlib.contextmanager
+def deferred() -> Iterator[None]:
+    """Inside, the first signal only leaves word for ``check``: weights are never left half moved. The second one raises."""
+    global _deferred  # noqa: PLW0603
+    check()
+    _deferred = True
+    try:
+        yield
+    finally:
+        _deferred = False
 
 
 def ignore() -> None:
@@ -61,11 +79,16 @@ def ignore() -> None:
 
 def was_asked() -> bool:
     """Whether a signal came, whatever became of the exception."""
-    return _asked
+    return _asked > 0
+
+
+def at_once() -> bool:
+    """Whether a second signal said not to wait for anything."""
+    return _asked > 1
 
 
 def check() -> None:
-    """Raise ``Interrupted`` where a signal came and its exception was lost, as in a destructor or a C callback."""
+    """Raise ``Interrupted`` where a signal came: deferred, or its exception was lost, as in a destructor or a C callback."""
     if _asked:
         raise Interrupted
 

@@ -14,8 +14,8 @@ import psutil
 from burst import paths
 from burst.run import Evidence, Process, Run
 
-GRACE_S = 20.0
-"""How long a stopped run may take to end by itself."""
+GRACE_S = 30.0
+"""How long a stopped run may take to end by itself; the payload gives a last checkpoint 25 s."""
 
 
 class Local:
