@@ -83,7 +83,9 @@ def test_torch_free_modules_import_no_torch_at_the_top(path: Path) -> None:
         assert not {name.split(".")[0] for name in names} & {"torch", "transformers", "peft", "trl"}
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["runs"], ["check"], ["schema"], ["fetch"], ["show"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["runs"], ["check"], ["schema"], ["plan", "--offline"], ["fetch"], ["show"]], ids=" ".join
+)
 def test_commands_that_never_load_heavy_libraries(arguments: list[str]) -> None:
     script = (
         "import sys\nfrom burst.cli import main\nsys.argv = ['burst', *sys.argv[1:]]\n"
@@ -107,10 +109,12 @@ def test_help_loads_little() -> None:
     assert subprocess.run([sys.executable, "-c", script], text=True, capture_output=True, check=True).stdout == "\n"
 
 
-@pytest.mark.parametrize("name", ["estimate.py", "plan.py"])
+PURE = ["architecture.py", "duration.py", "estimate.py", "measures.py", "plan.py", "quotes.py"]
+
+
+@pytest.mark.parametrize("name", PURE)
 def test_decisions_do_no_io(name: str) -> None:
-    path = LAUNCHER / name
-    found = set(imports(path)) if path.exists() else set()
+    found = set(imports(LAUNCHER / name))
     assert not {item.split(".")[0] for item in found} & {
         "os",
         "subprocess",

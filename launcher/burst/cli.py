@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from burst import __version__
+from burst.cli_plan import plan_commands
 from burst.cli_runs import (
     end_machine,
     fail,
@@ -289,7 +290,7 @@ def env(torch_backend: str | None, as_json: bool, quiet: bool) -> None:
         click.echo(python)
 
 
-for command in run_commands:
+for command in [*plan_commands, *run_commands]:
     cli.add_command(command)
 
 

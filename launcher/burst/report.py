@@ -70,6 +70,11 @@ class Lengths:
     def rows(self) -> int:
         return self._counts.total()
 
+    @property
+    def squares(self) -> int:
+        """Sum of the squared lengths, which attention's work grows with."""
+        return sum(length * length * count for length, count in self._counts.items())
+
     def quantile(self, share: float) -> int:
         """The smallest length that at least ``share`` of the rows do not exceed."""
         rank = max(1, math.ceil(share * self.rows))

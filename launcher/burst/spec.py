@@ -194,6 +194,18 @@ class Cloud(Section):
     max_hours: float | None = Field(None, gt=0, description="hard limit of one run")
 
 
+class Choice(Section):
+    """How ``where: auto`` chooses."""
+
+    prefer: Literal["auto", "local", "cloud", "cheap", "fast"] = Field(
+        "auto", description="auto: this machine when it can do it and is not unreasonably slower; else the cheapest"
+    )
+    deadline_hours: float | None = Field(None, gt=0, description="what is expected to take longer is not taken")
+    slower_by: float = Field(
+        10.0, ge=1, description="how many times slower than a rented card this machine may be, past the first hour"
+    )
+
+
 class Spec(Section):
     """One training job."""
 
@@ -207,6 +219,7 @@ class Spec(Section):
     train: Train = Field(default_factory=Train, description="the training loop")
     probes: Probes = Field(default_factory=Probes, description="answers before and after")
     where: Literal["auto", "local", "cloud"] = Field("auto", description="where to run")
+    plan: Choice = Field(default_factory=Choice, description="how auto chooses")
     cloud: Cloud = Field(default_factory=Cloud, description="rented machines")
     export: list[str] = Field(default_factory=list, description="formats to make after the adapter is safe")
 
@@ -286,6 +299,7 @@ def sections() -> Iterator[tuple[str, type[Section]]]:
         ("adapter", Adapter),
         ("train", Train),
         ("probes", Probes),
+        ("plan", Choice),
         ("cloud", Cloud),
     )
 

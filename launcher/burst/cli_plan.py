@@ -1,0 +1,50 @@
+"""``burst plan``: what will happen, where, how long, for how much, and why."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from burst.cli_runs import json_option, print_json
+from burst.errors import ExitCode
+
+
+@click.command()
+@click.argument("spec_path", metavar="[SPEC]", default="burst.yaml", type=click.Path(path_type=Path))
+@click.option("--where", type=click.Choice(["auto", "local", "cloud"]), help="Where; the spec's where, else auto.")
+@click.option("--max-cost", type=click.FloatRange(min=0, min_open=True), metavar="USD", help="The most it may cost.")
+@click.option("--max-hours", type=click.FloatRange(min=0, min_open=True), help="The longest it may train.")
+@click.option("--offline", is_flag=True, help="Ask nobody: only what is known here.")
+@click.option("--explain", is_flag=True, help="Show how each number is made.")
+@json_option
+def plan(
+    spec_path: Path,
+    where: str | None,
+    max_cost: float | None,
+    max_hours: float | None,
+    offline: bool,
+    explain: bool,
+    as_json: bool,
+) -> None:
+    """Say where a job would run, why, how long and for how much."""
+    from burst import plan as planning
+    from burst import plan_screens, screens, spec, survey
+
+    loaded = spec.load(spec_path)
+    if offline or survey.cached(loaded.model, loaded.revision):
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # what is cached needs no question whether it is the newest
+    wishes = survey.wishes(loaded, where, max_cost, max_hours)
+    found = survey.survey(loaded, spec_path.absolute().parent, wishes, network=not offline)
+    made = planning.decide(found.job, found.machines, found.wishes, tuple(found.unknown))
+    if as_json:
+        print_json(planning.to_json(made))
+    else:
+        screens.out().print(plan_screens.page(made, loaded.model))
+        if explain:
+            screens.out().print(plan_screens.explanation(made))
+    raise SystemExit(ExitCode.OK if made.chosen else ExitCode.NOTHING_FITS)
+
+
+plan_commands = [plan]

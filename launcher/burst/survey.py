@@ -1,0 +1,351 @@
+"""What a plan is made from: the model's facts, the data's lengths, this machine, and what can be rented. I/O only.
+
+Whatever cannot be had in time is said in ``Survey.unknown`` and stands in for by something worse, never by a guess that
+looks like knowledge. Nothing here waits for a network longer than ``NETWORK_S``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from burst import architecture, cards, gpus, models, paths, prices, shipped
+from burst.duration import Surroundings
+from burst.errors import BurstError, InvalidInput
+from burst.estimate import Job
+from burst.plan import Machine, Wishes
+from burst_payload import tiny
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from burst.quotes import Quote
+    from burst.spec import Spec
+
+NETWORK_S = 1.5
+CHARACTERS_PER_TOKEN = 3.0
+"""For planning without the tokenizer; English prose has about four, so this errs upwards."""
+T = TypeVar("T")
+
+
+@dataclass
+class Survey:
+    """Everything that ``plan.decide`` takes."""
+
+    job: Job
+    machines: list[Machine]
+    wishes: Wishes
+    unknown: list[str] = field(default_factory=list)
+
+
+def survey(spec: Spec, folder: Path, wishes: Wishes, *, network: bool = True) -> Survey:
+    """Look at the spec's model and data, at this machine, and at what can be rented."""
+    unknown: list[str] = []
+    config = model_config(spec, folder, unknown, network=network)
+    job = make_job(spec, folder, architecture.read(config), unknown)
+    machines = [*local_machines(spec), *cloud_machines(spec, unknown)]
+    return Survey(job, machines, wishes, unknown)
+
+
+def wishes(spec: Spec, where: str | None, max_cost_usd: float | None, max_hours: float | None) -> Wishes:
+    """What the spec and the options of a command ask for together; an option wins."""
+    return Wishes(
+        where=where or spec.where,  # type: ignore[arg-type]  # the options are the three words
+        prefer=spec.plan.prefer,
+        deadline_hours=spec.plan.deadline_hours,
+        slower_by=spec.plan.slower_by,
+        max_cost_usd=spec.cloud.max_cost_usd if max_cost_usd is None else max_cost_usd,
+        max_hours=spec.cloud.max_hours if max_hours is None else max_hours,
+        optimizer=spec.train.optimizer,
+        gradient_checkpointing=spec.train.gradient_checkpointing,
+    )
+
+
+def within(seconds: float, call: Callable[[], T]) -> T:
+    """The result of ``call``, or ``TimeoutError``: a thread that hangs in the network is left behind."""
+    box: list[Any] = []
+
+    def run() -> None:
+        try:
+            box.append((True, call()))
+        except BaseException as error:
+            box.append((False, error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not box:
+        raise TimeoutError
+    good, value = box[0]
+    if not good:
+        raise value
+    result: T = value
+    return result
+
+
+# --- the model -------------------------------------------------------------------------------------------------------
+
+
+def model_config(spec: Spec, folder: Path, unknown: list[str], *, network: bool = True) -> dict[str, Any]:
+    """The model's ``config.json``: of the local folder, the hub's cache, the built-in table, or the hub, in this order.
+
+    Raises ``InvalidInput`` where a local folder has none and ``BurstError`` where nothing knows the model.
+    """
+    if spec.model_kind == "builtin":
+        return dict(tiny.CONFIG)
+    if spec.model_kind == "local":
+        path = models.resolve(spec, folder).folder / "config.json"
+        return _read_config(path)
+    here = cached(spec.model, spec.revision)
+    if here is not None:
+        return _read_config(here)
+    known = known_config(spec.model)
+    if known is not None:
+        unknown.append(f"the config of {spec.model} is from burst's table, not from the hub")
+        return known
+    if network:
+        try:
+            return _read_config(within(NETWORK_S, lambda: _download(spec.model, spec.revision)))
+        except (TimeoutError, OSError, ImportError, ValueError):
+            pass
+    raise BurstError(
+        f"nothing is known of the model {spec.model}: it is not in burst's table, not cached, and the hub does not answer",
+        "check the network, or give a local folder as model; burst train --force trains without a plan",
+    )
+
+
+def known_config(name: str) -> dict[str, Any] | None:
+    """The built-in config of a model, or of the one that it is a tuned variant of."""
+    table: dict[str, dict[str, Any]] = shipped.read("models.json")["models"]
+    lower = {key.lower(): value for key, value in table.items()}
+    wanted = name.lower()
+    if wanted in lower:
+        return lower[wanted]
+    stem = re.sub(r"-(instruct|it|pt|chat|base|thinking|hf)(-\d{4})?(-unquantized)?$", "", wanted)
+    stems = {re.sub(r"-(instruct|base)(-\d{4})?$", "", key): value for key, value in lower.items()}
+    return lower.get(stem) or stems.get(stem)
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"{path} cannot be read: {error}", "give the folder as save_pretrained wrote it") from None
+    if not isinstance(value, dict):
+        raise InvalidInput(f"{path} is no JSON object", "give the folder as save_pretrained wrote it")
+    return value
+
+
+def cached(name: str, revision: str | None) -> Path | None:
+    """The hub's cached ``config.json``, by the cache's layout: importing the library costs a third of a second."""
+    home = os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME") or "~/.cache/huggingface") / "hub"
+    folder = Path(home).expanduser() / f"models--{name.replace('/', '--')}"
+    try:
+        commit = (folder / "refs" / (revision or "main")).read_text().strip()
+    except OSError:
+        commit = revision or ""
+    path = folder / "snapshots" / commit / "config.json"
+    return path if commit and path.is_file() else None
+
+
+def _download(name: str, revision: str | None) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    return Path(hf_hub_download(name, "config.json", revision=revision, etag_timeout=NETWORK_S))
+
+
+# --- the data --------------------------------------------------------------------------------------------------------
+
+
+def make_job(spec: Spec, folder: Path, model: architecture.Architecture, unknown: list[str]) -> Job:
+    """The job of a spec: its lengths counted as training counts them, or estimated from characters.
+
+    Raises ``InvalidInput`` where the data cannot be trained on.
+    """
+    lengths = _counted(spec, folder, unknown) or _characters(spec, folder)
+    train, adapter = spec.train, spec.adapter
+    has_eval = lengths["eval_tokens"] > 0
+    steps = Job(
+        model, (), 1, 1, 1, 1, 1, lengths["rows"], _epochs(spec), train.max_steps, train.batch, train.effective_batch
+    ).steps
+    evaluations = (1 + (steps // train.eval_steps if train.eval_steps else 0)) if has_eval else 0
+    return Job(
+        architecture=model,
+        targets=tuple(adapter.targets),
+        rank=adapter.rank,
+        longest=lengths["longest"],
+        scored=lengths["longest"],
+        tokens=lengths["tokens"],
+        squared=lengths["squared"],
+        rows=lengths["rows"],
+        epochs=_epochs(spec),
+        max_steps=train.max_steps,
+        batch=train.batch,
+        effective_batch=train.effective_batch,
+        last_layers=adapter.last_layers,
+        dora=adapter.dora,
+        quantization=spec.quantization,
+        eval_tokens=lengths["eval_tokens"],
+        evaluations=evaluations,
+        probe_tokens=2 * spec.probes.rows * spec.probes.max_new_tokens,
+        scored_share=min(1.0, lengths["scored"] / max(1, lengths["tokens"])),
+    )
+
+
+def _epochs(spec: Spec) -> float:
+    return spec.train.epochs if spec.train.epochs is not None else 3.0
+
+
+def _counted(spec: Spec, folder: Path, unknown: list[str]) -> dict[str, int] | None:
+    """Exact lengths with the model's own tokenizer; None where that cannot be had."""
+    from burst import check
+
+    try:
+        if spec.model_kind == "hub":
+            within(NETWORK_S, lambda: models.resolve(spec, folder))
+    except TimeoutError:
+        unknown.append(f"the tokenizer of {spec.model}: the hub does not answer; lengths are estimated from characters")
+        return None
+    except BurstError as error:
+        unknown.append(f"{error.what}; lengths are estimated from characters")
+        return None
+    report = check.check(spec, folder)
+    if not report.tokenized or not report.ok:
+        problems = [issue for issue in report.issues.shown if issue.blocks]
+        raise InvalidInput(
+            f"the data cannot be trained on: {problems[0].where}: {problems[0].what}" if problems else "no row is left",
+            "see everything with: burst check",
+        )
+    train = report.train
+    share = train.weighted_tokens / max(1, train.lengths.total)
+    return {
+        "longest": max(
+            train.lengths.summary()["max"], report.evaluation.lengths.summary()["max"] if report.evaluation.rows else 0
+        ),
+        "tokens": train.weighted_tokens,
+        "squared": int(train.lengths.squares * share),
+        "rows": train.weighted_rows,
+        "scored": int(train.scored_tokens * share),
+        "eval_tokens": report.evaluation.lengths.total,
+    }
+
+
+def _characters(spec: Spec, folder: Path) -> dict[str, int]:
+    """Lengths from the size of each row, for a model whose tokenizer is not here."""
+    from burst import dataset
+
+    found = {"longest": 1, "tokens": 0, "squared": 0, "rows": 0, "scored": 0, "eval_tokens": 0}
+    wanted = [(source.path, source.repeat, True) for source in spec.data.training_sources]
+    wanted += [(spec.data.eval, 1, False)] if spec.data.eval else []
+    for name, repeat, trained in wanted:
+        file = dataset.locate(folder, name, "train" if trained else "eval", repeat)
+        for row in dataset.read(file, spec.data.format, dataset.FileFacts(None), lambda *_: None):
+            length = min(spec.data.max_length, int(len(row.content) / CHARACTERS_PER_TOKEN) + 1)
+            if trained:
+                found["longest"] = max(found["longest"], length)
+                found["tokens"] += length * repeat
+                found["squared"] += length * length * repeat
+                found["rows"] += repeat
+            else:
+                found["eval_tokens"] += length
+    if not found["rows"]:
+        raise InvalidInput("no row is left to train on", "see everything with: burst check")
+    if spec.data.eval_split:
+        held = spec.data.eval_split
+        found["eval_tokens"] = int(found["tokens"] * held)
+        found["rows"] = max(1, round(found["rows"] * (1 - held)))
+        found["tokens"], found["squared"] = int(found["tokens"] * (1 - held)), int(found["squared"] * (1 - held))
+    found["scored"] = found["tokens"] // 2
+    return found
+
+
+# --- machines --------------------------------------------------------------------------------------------------------
+
+
+def local_machines(spec: Spec) -> list[Machine]:
+    """This machine's GPUs, each as it is free now; without any, its CPU."""
+    import psutil
+
+    ram = int(psutil.virtual_memory().available)
+    disk = _free_disk()
+    around = Surroundings(
+        rented=False,
+        downloads=spec.model_kind == "hub" and _weights_cached(spec) is False,
+        environment=not _environment_exists(),
+        wsl="microsoft" in platform.release().lower(),
+        cores=psutil.cpu_count(logical=False) or 1,
+    )
+    found = gpus.detect()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    usable = [gpu for gpu in found.gpus if gpus.choose(gpus.LocalGpus((gpu,)), visible) or visible is None]
+    machines = []
+    for gpu in usable:
+        remarks = (f"in use by {', '.join(gpu.processes)}",) if gpu.processes else ()
+        card = cards.of_device(gpu.name, gpu.capability, gpu.total_bytes)
+        machines.append(
+            Machine("local", gpu.name.removeprefix("NVIDIA "), card, around, gpu.free_bytes, ram, disk, remarks=remarks)
+        )
+    if not machines:
+        remarks = (found.problem,) if found.problem else ()
+        machines.append(Machine("local", "CPU", None, around, ram, ram, disk, remarks=remarks))
+    return machines
+
+
+def cloud_machines(spec: Spec, unknown: list[str]) -> list[Machine]:
+    """One machine a kind of GPU that can be rented, each with its cheapest known price."""
+    quotes, problems = prices.quotes()
+    unknown += problems
+    cheapest: dict[str, Quote] = {}
+    for quote in quotes:
+        best = cheapest.get(quote.gpu)
+        if best is None or (not quote.enabled, quote.hourly_usd or 1e9) < (not best.enabled, best.hourly_usd or 1e9):
+            cheapest[quote.gpu] = quote
+    machines = []
+    for name in dict.fromkeys([*(gpu.partition(":")[0] for gpu in spec.cloud.gpus), *cheapest]):
+        card = cards.find(name)
+        if not isinstance(card, cards.Card):
+            why = card.why if card is not None else "it is not in burst's table of cards"
+            unknown.append(f"{name}: {why}")
+            continue
+        found = cheapest.get(name)
+        blocked = []
+        if name not in {gpu.partition(":")[0] for gpu in spec.cloud.gpus}:
+            blocked.append("not in cloud.gpus")
+        if spec.model_kind == "local":
+            blocked.append("a local model does not travel to a rented machine")
+        if found is not None and not found.enabled:
+            blocked.append("no cloud is enabled here: set one up with: sky check")
+        if found is not None and found.enabled and not found.autodown and not spec.cloud.without_autodown:
+            blocked.append("it cannot delete itself when idle: accept that with cloud.without_autodown: true")
+        around = Surroundings(rented=True, downloads=spec.model_kind == "hub", environment=spec.cloud.python is None)
+        machines.append(Machine("cloud", name, card, around, card.memory_bytes, quote=found, blocked=tuple(blocked)))
+    return machines
+
+
+def _free_disk() -> int | None:
+    import shutil
+
+    folder = paths.home()
+    while not folder.exists():
+        folder = folder.parent
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None
+
+
+def _weights_cached(spec: Spec) -> bool:
+    config = cached(spec.model, spec.revision)
+    return config is not None and any(config.parent.glob("*.safetensors"))
+
+
+def _environment_exists() -> bool:
+    from burst import interpreter
+
+    return bool(os.environ.get("BURST_PYTHON")) or interpreter.cached_folder().is_dir()
