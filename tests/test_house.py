@@ -57,7 +57,8 @@ def test_the_launcher_imports_no_torch_and_sky_in_one_place(path: Path) -> None:
         top = name.split(".")[0]
         assert top not in {"torch", "transformers", "peft", "trl", "accelerate", "datasets", "bitsandbytes"}, name
         if top == "sky":
-            assert path == LAUNCHER / "places/skypilot.py"
+            assert path.parent == LAUNCHER / "places"
+            assert path.name.startswith("sky")
         if name.startswith("burst_payload."):
             module = name.split(".")[1] if "measures" not in name else "/".join(name.split(".")[1:3])
             assert module in TORCH_FREE | {"measures"}, name

@@ -1,4 +1,4 @@
-"""``burst plan``: what will happen, where, how long, for how much, and why."""
+"""``burst plan``: what will happen, where, how long, for how much, and why. ``burst doctor``: what is here."""
 
 from __future__ import annotations
 
@@ -47,4 +47,23 @@ def plan(
     raise SystemExit(ExitCode.OK if made.chosen else ExitCode.NOTHING_FITS)
 
 
-plan_commands = [plan]
+@click.command()
+@json_option
+def doctor(as_json: bool) -> None:
+    """Say what this machine has for training, what is missing, and what to do."""
+    import dataclasses
+
+    from burst import clouds, plan_screens, screens
+    from burst import doctor as looking
+
+    question = clouds.ask()
+    seen = dataclasses.replace(looking.look(), clouds=question.answer())
+    findings = looking.judge(seen)
+    if as_json:
+        print_json(looking.to_json(findings))
+    else:
+        screens.out().print(plan_screens.findings(findings))
+    raise SystemExit(ExitCode.FAILED if any(finding.state == "bad" for finding in findings) else ExitCode.OK)
+
+
+plan_commands = [plan, doctor]

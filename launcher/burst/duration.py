@@ -96,7 +96,7 @@ def step_s(job: Job, card: Card | None, how: Settings, around: Surroundings) -> 
             UTILIZATION, LAYER_S["moe" if model.moe else "dense"], LINEAR_TOKEN_S, strict=True
         )
     ]
-    low, expected, high = (seconds / around.faster for seconds in spans)
+    low, expected, high = (seconds * how.slower / around.faster for seconds in spans)
     return Span(low, expected, high * (WSL_HIGH if around.wsl else 1.0))
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A local GPU. ``processes`` are the other processes that hold memory on it, as ``pid name``."""
+    """A local GPU. ``processes`` are the other processes that hold memory on it, as ``pid name (size)``."""
 
     uuid: str
     name: str
@@ -15,6 +19,8 @@ class Gpu:
     total_bytes: int
     free_bytes: int
     processes: tuple[str, ...] = ()
+    display: bool = False
+    mig: bool = False
 
     @property
     def bf16(self) -> bool:
@@ -24,10 +30,15 @@ class Gpu:
 
 @dataclass(frozen=True)
 class LocalGpus:
-    """What was found; ``problem`` is why nothing could be seen, where that is not simply the absence of a driver."""
+    """What was found; ``problem`` is why nothing could be seen, where that is not simply the absence of a driver.
+
+    ``driver`` is its version, ``cuda`` the newest CUDA that it runs.
+    """
 
     gpus: tuple[Gpu, ...] = ()
     problem: str | None = None
+    driver: str | None = None
+    cuda: tuple[int, int] | None = None
 
 
 def detect() -> LocalGpus:
@@ -41,8 +52,11 @@ def detect() -> LocalGpus:
     except pynvml.NVMLError as error:
         return LocalGpus(problem=f"the NVIDIA driver is broken: {error}")
     try:
+        cuda = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
         return LocalGpus(
-            tuple(_describe(pynvml.nvmlDeviceGetHandleByIndex(index)) for index in range(pynvml.nvmlDeviceGetCount()))
+            tuple(_describe(pynvml.nvmlDeviceGetHandleByIndex(index)) for index in range(pynvml.nvmlDeviceGetCount())),
+            driver=str(pynvml.nvmlSystemGetDriverVersion()),
+            cuda=(cuda // 1000, cuda % 1000 // 10),
         )
     except pynvml.NVMLError as error:
         return LocalGpus(problem=f"the NVIDIA driver does not answer: {error}")
@@ -70,10 +84,11 @@ def _describe(handle: object) -> Gpu:
     processes = []
     try:
         for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
+            held = f" ({process.usedGpuMemory / 2**30:.1f} GiB)" if process.usedGpuMemory else ""
             try:
-                processes.append(f"{process.pid} {psutil.Process(process.pid).name()}")
+                processes.append(f"{process.pid} {psutil.Process(process.pid).name()}{held}")
             except psutil.Error:
-                processes.append(str(process.pid))
+                processes.append(f"{process.pid}{held}")
     except pynvml.NVMLError:
         pass  # containers and WSL may not show processes
     return Gpu(
@@ -83,4 +98,16 @@ def _describe(handle: object) -> Gpu:
         total_bytes=int(memory.total),
         free_bytes=int(memory.free),
         processes=tuple(processes),
+        display=_asked(lambda: pynvml.nvmlDeviceGetDisplayActive(handle) == pynvml.NVML_FEATURE_ENABLED),
+        mig=_asked(lambda: pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE),
     )
+
+
+def _asked(question: Callable[[], bool]) -> bool:
+    """A yes or no of the driver; what a card cannot be asked is no."""
+    import pynvml
+
+    try:
+        return bool(question())
+    except pynvml.NVMLError:
+        return False

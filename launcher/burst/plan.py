@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from burst import architecture, duration, estimate, measures, offers
 from burst.errors import NothingFits
+from burst.measures import Training
+from burst_payload.stop import Stop
 
 if TYPE_CHECKING:
     from burst.cards import Card
@@ -68,16 +70,16 @@ class Wishes:
     max_hours: float | None = None
     measures: frozenset[str] | None = None
     """The measures to assume; None: what this version's payload does with the spec's settings."""
-    optimizer: str = "auto"
-    gradient_checkpointing: str = "auto"
+    training: Training = field(default_factory=Training)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One machine, weighed. ``cost`` is None where the price is not known; on this machine it is zero."""
+    """One machine, weighed. ``extra``: measures that cost time and are taken because it does not fit without. ``cost`` is None where the price is not known; on this machine it is zero."""
 
     machine: Machine
     measures: tuple[str, ...]
+    extra: tuple[str, ...]
     memory: Memory
     phases: dict[str, Span]
     fits: bool
@@ -121,13 +123,16 @@ def decide(job: Job, machines: list[Machine], wishes: Wishes, unknown: tuple[str
 
 def weigh(job: Job, machine: Machine, wishes: Wishes) -> Candidate:
     """Memory, time, cost and every reason against one machine."""
-    names = wishes.measures
-    if names is None:
-        names = measures.of_training(wishes.optimizer, wishes.gradient_checkpointing, on_gpu=machine.card is not None)
+    why_not = list(machine.blocked)
+    try:
+        names, extra = _measures(job, machine, wishes)
+    except Stop as error:
+        names, extra = measures.taken(replace(wishes.training, asked=None), on_gpu=machine.card is not None), ()
+        why_not.append(error.what)
     how = measures.settings(names)
     memory = estimate.memory(job, machine.card, how)
     fits = memory.needed_bytes <= machine.memory_bytes
-    why_not = [*machine.blocked, *incapable(job, machine, names)]
+    why_not += incapable(job, machine, names)
     changes: list[str] = []
     if not fits:
         free = "free" if machine.where == "local" else "there"
@@ -146,6 +151,7 @@ def weigh(job: Job, machine: Machine, wishes: Wishes) -> Candidate:
     return Candidate(
         machine,
         tuple(sorted(names)),
+        extra,
         memory,
         phases,
         fits,
@@ -157,6 +163,26 @@ def weigh(job: Job, machine: Machine, wishes: Wishes) -> Candidate:
         worst,
         disk,
     )
+
+
+def _measures(job: Job, machine: Machine, wishes: Wishes) -> tuple[frozenset[str], tuple[str, ...]]:
+    """The cheapest set of measures with which the job fits (else the usual one), and what of it costs time."""
+    if wishes.measures is not None:
+        return wishes.measures, ()
+    layers = len(job.architecture.layers)
+    training = replace(
+        wishes.training,
+        first_trained_layer=layers - min(layers, job.last_layers or layers),
+        longest_tokens=job.batch * job.longest,
+        dora=job.dora,
+    )
+    usual: frozenset[str] | None = None
+    for names in measures.ladder(training, on_gpu=machine.card is not None):
+        usual = names if usual is None else usual
+        if estimate.memory(job, machine.card, measures.settings(names)).needed_bytes <= machine.memory_bytes:
+            return names, tuple(sorted(names - usual))
+    assert usual is not None
+    return usual, ()
 
 
 def incapable(job: Job, machine: Machine, names: frozenset[str]) -> list[str]:
@@ -380,6 +406,7 @@ def _candidate_json(candidate: Candidate, *, taken: bool) -> dict[str, Any]:
         "warnings": list(candidate.warnings),
         "changes_that_would_fit": list(candidate.changes),
         "measures": list(candidate.measures),
+        "measures_that_cost_time": list(candidate.extra),
         "memory": {
             "peak_bytes": candidate.memory.peak_bytes,
             "needed_bytes": candidate.memory.needed_bytes,

@@ -14,6 +14,9 @@ from burst import duration, estimate, measures, screens
 from burst.run import age
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from burst.doctor import Finding
     from burst.duration import Span
     from burst.plan import Candidate, Money, Plan
 
@@ -176,6 +179,24 @@ def explanation(plan: Plan) -> RenderableType:
         "every formula with its source and calibration: docs/estimates.md",
     ]
     return Group("", memory, "", times, "", *(Text(line) for line in lines))
+
+
+def findings(items: Sequence[Finding]) -> Table:
+    """The doctor's lines."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold", ratio=1)
+    marks = {"ok": ("ok", "green"), "note": ("note", "yellow"), "bad": ("BAD", "bold red")}
+    for item in items:
+        mark, style = marks[item.state]
+        text = Text(item.what)
+        if item.means:
+            text.append(f": {item.means}", style="dim")
+        if item.do:
+            text.append(f"; {item.do}")
+        table.add_row(Text(mark, style=style), item.part, text)
+    return table
 
 
 FORMULAS = {

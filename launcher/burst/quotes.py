@@ -13,7 +13,7 @@ LOWEST_USD, HIGHEST_USD = 0.01, 500.0
 class Quote:
     """What one machine with one GPU costs an hour; None where that is not known.
 
-    ``enabled``: the user's SkyPilot can launch it. ``as_of``: the date of the price, where it is known.
+    ``enabled``: whether the user's SkyPilot can launch it; None where that is not known. ``as_of``: the date of the price, where it is known.
     """
 
     infra: str
@@ -22,7 +22,7 @@ class Quote:
     spot_usd: float | None = None
     source: str = ""
     as_of: str | None = None
-    enabled: bool = False
+    enabled: bool | None = None
     autodown: bool = True
 
 

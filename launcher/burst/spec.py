@@ -190,6 +190,10 @@ class Cloud(Section):
     without_autodown: bool = Field(
         False, description="also take places where an idle machine cannot delete itself, such as Slurm"
     )
+    prices: dict[str, float] = Field(
+        default_factory=dict,
+        description="dollars an hour of your own machines, by `place:GPU`, such as `slurm/lab:A100`",
+    )
     max_cost_usd: float | None = Field(None, gt=0, description="hard limit of one run")
     max_hours: float | None = Field(None, gt=0, description="hard limit of one run")
 

@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from burst import architecture, cards, gpus, models, paths, prices, shipped
+from burst import architecture, cards, clouds, gpus, models, paths, prices, shipped
 from burst.duration import Surroundings
 from burst.errors import BurstError, InvalidInput
 from burst.estimate import Job
+from burst.measures import Training
 from burst.plan import Machine, Wishes
 from burst_payload import tiny
 
@@ -47,9 +48,10 @@ class Survey:
 def survey(spec: Spec, folder: Path, wishes: Wishes, *, network: bool = True) -> Survey:
     """Look at the spec's model and data, at this machine, and at what can be rented."""
     unknown: list[str] = []
+    question = clouds.ask() if network else None
     config = model_config(spec, folder, unknown, network=network)
     job = make_job(spec, folder, architecture.read(config), unknown)
-    machines = [*local_machines(spec), *cloud_machines(spec, unknown)]
+    machines = [*local_machines(spec), *cloud_machines(spec, unknown, question.answer() if question else None)]
     return Survey(job, machines, wishes, unknown)
 
 
@@ -62,8 +64,12 @@ def wishes(spec: Spec, where: str | None, max_cost_usd: float | None, max_hours:
         slower_by=spec.plan.slower_by,
         max_cost_usd=spec.cloud.max_cost_usd if max_cost_usd is None else max_cost_usd,
         max_hours=spec.cloud.max_hours if max_hours is None else max_hours,
-        optimizer=spec.train.optimizer,
-        gradient_checkpointing=spec.train.gradient_checkpointing,
+        training=Training(
+            optimizer=spec.train.optimizer,
+            gradient_checkpointing=spec.train.gradient_checkpointing,
+            asked=None if spec.train.measures is None else tuple(spec.train.measures),
+            dropout=spec.adapter.dropout > 0,
+        ),
     )
 
 
@@ -297,14 +303,19 @@ def local_machines(spec: Spec) -> list[Machine]:
     return machines
 
 
-def cloud_machines(spec: Spec, unknown: list[str]) -> list[Machine]:
+def cloud_machines(spec: Spec, unknown: list[str], enabled: tuple[str, ...] | None) -> list[Machine]:
     """One machine a kind of GPU that can be rented, each with its cheapest known price."""
-    quotes, problems = prices.quotes()
+    quotes, problems = prices.quotes(spec.cloud.prices, enabled)
     unknown += problems
+    if enabled is None:
+        unknown.append("which clouds SkyPilot reaches was not answered in time: prices are of all clouds")
+    if spec.cloud.infra is not None:
+        wanted = tuple(place.lower() for place in spec.cloud.infra)
+        quotes = [quote for quote in quotes if quote.infra.lower().startswith(wanted)]
     cheapest: dict[str, Quote] = {}
     for quote in quotes:
         best = cheapest.get(quote.gpu)
-        if best is None or (not quote.enabled, quote.hourly_usd or 1e9) < (not best.enabled, best.hourly_usd or 1e9):
+        if best is None or _rank(quote) < _rank(best):
             cheapest[quote.gpu] = quote
     machines = []
     for name in dict.fromkeys([*(gpu.partition(":")[0] for gpu in spec.cloud.gpus), *cheapest]):
@@ -319,13 +330,17 @@ def cloud_machines(spec: Spec, unknown: list[str]) -> list[Machine]:
             blocked.append("not in cloud.gpus")
         if spec.model_kind == "local":
             blocked.append("a local model does not travel to a rented machine")
-        if found is not None and not found.enabled:
-            blocked.append("no cloud is enabled here: set one up with: sky check")
-        if found is not None and found.enabled and not found.autodown and not spec.cloud.without_autodown:
+        if found is not None and found.enabled is False:
+            blocked.append(f"SkyPilot does not reach {found.infra.partition('/')[0]} here: sky check")
+        if found is not None and not found.autodown and not spec.cloud.without_autodown:
             blocked.append("it cannot delete itself when idle: accept that with cloud.without_autodown: true")
         around = Surroundings(rented=True, downloads=spec.model_kind == "hub", environment=spec.cloud.python is None)
         machines.append(Machine("cloud", name, card, around, card.memory_bytes, quote=found, blocked=tuple(blocked)))
     return machines
+
+
+def _rank(quote: Quote) -> tuple[bool, float]:
+    return quote.enabled is False, quote.hourly_usd or 1e9
 
 
 def _free_disk() -> int | None:
