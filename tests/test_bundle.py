@@ -58,6 +58,8 @@ def test_what_travels(tmp_path: Path) -> None:
     package = {f"burst_payload/{path.relative_to(root).as_posix()}" for path in root.rglob("*.py")}
     expected = package | {
         "train.py",
+        "canary.py",
+        "store.py",
         "requirements.lock",
         "run.json",
         ".skyignore",

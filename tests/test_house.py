@@ -32,6 +32,7 @@ TORCH_FREE = {
     "precision",
     "measures/__init__",
     "measures/table",
+    "store",
 }
 
 

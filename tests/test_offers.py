@@ -17,12 +17,14 @@ def test_cheapest_first_and_the_dearest_is_the_quote() -> None:
     assert offers.chosen([DEAR, CHEAP], without_autodown=False) == [CHEAP, DEAR]
     limit = offers.limits([CHEAP, DEAR], None, 1.0)
     assert (limit.run_s, limit.hourly_usd) == (3600, 9.99)
-    assert limit.worst_usd == pytest.approx(9.99 * (1800 + 3600 + 900) / 3600)
+    start, setup, idle, to_be_killed = 600, 1800, 900, 60
+    assert limit.worst_usd == pytest.approx(9.99 * (start + setup + 3600 + 2 * to_be_killed + idle) / 3600)
 
 
 def test_machines_that_cannot_delete_themselves_need_a_word() -> None:
     assert offers.chosen([SLURM, CHEAP], without_autodown=False) == [CHEAP]
-    assert offers.chosen([SLURM, CHEAP], without_autodown=True) == [SLURM, CHEAP]
+    assert offers.chosen([SLURM, CHEAP], without_autodown=True) == [SLURM], "one autostop for all of a task"
+    assert offers.chosen([SLURM, CHEAP, DEAR], without_autodown=False) == [CHEAP, DEAR]
     with pytest.raises(NothingFits, match="slurm/lab cannot delete an idle machine"):
         offers.chosen([SLURM], without_autodown=False)
     with pytest.raises(NothingFits, match="reaches no machine"):
@@ -40,10 +42,18 @@ def test_a_free_machine_has_a_time_limit_too() -> None:
     assert offers.limits([SLURM], 5.0, None) == Limits(1800, 6 * 3600, 15, 0.0)
 
 
-@given(st.floats(0.05, 100), st.floats(0.5, 1000), st.none() | st.floats(0.2, 100))
-def test_no_run_costs_more_than_it_may(hourly: float, cost: float, hours: float | None) -> None:
+def test_exports_and_stores_are_paid_for_too() -> None:
+    plain = offers.limits([CHEAP], 10.0, None)
+    more = offers.limits([CHEAP], 10.0, None, exports=True, stores=True)
+    assert (more.export_s, more.store_s) == (3600, 600)
+    assert more.worst_s - more.run_s == plain.worst_s - plain.run_s + (3600 + 60) + 2 * (600 + 60) + 900
+    assert more.run_s < plain.run_s
+
+
+@given(st.floats(0.05, 100), st.floats(0.5, 1000), st.none() | st.floats(0.2, 100), st.booleans())
+def test_no_run_costs_more_than_it_may(hourly: float, cost: float, hours: float | None, more: bool) -> None:
     try:
-        limit = offers.limits([Offer("x/y", "A100:1", hourly, True)], cost, hours)
+        limit = offers.limits([Offer("x/y", "A100:1", hourly, True)], cost, hours, exports=more, stores=more)
     except NothingFits:
         return
     assert limit.worst_usd <= cost * 1.0001

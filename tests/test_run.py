@@ -238,6 +238,7 @@ def test_stop_without_a_name_takes_the_only_run_at_work() -> None:
     [
         ({"state": State.RUNNING}, False),
         ({"state": State.FAILED}, True),
+        ({"state": State.FAILED, "launcher": local.this_process()}, False),
         ({"state": State.CREATED, "launcher": ME}, True),
         ({"state": State.ADOPTED, "gone": 5.0}, False),
         ({"state": State.FAILED, "cluster": None}, False),

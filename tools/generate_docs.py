@@ -108,7 +108,10 @@ def cell(text: str) -> str:
 def cli_page() -> str:
     parts = ["# Commands\n", "Generated from `--help` by `make docs`.\n", "## burst\n", block(cli, "burst")]
     for name in sorted(cli.commands):
-        parts += [f"## burst {name}\n", block(cli.commands[name], f"burst {name}")]
+        command = cli.commands[name]
+        parts += [f"## burst {name}\n", block(command, f"burst {name}")]
+        for below in sorted(getattr(command, "commands", ())):
+            parts += [f"### burst {name} {below}\n", block(command.commands[below], f"burst {name} {below}")]
     parts.append(
         "## Exit codes\n\n| code | meaning |\n|---|---|\n| 0 | done |\n| 1 | failed |\n"
         "| 2 | wrong usage, invalid spec or data |\n| 3 | nothing fits |\n| 4 | a verification failed |\n"

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from burst_payload.rows import Problem
 
 TEMPLATE_NAME = "chat_template.jinja"
-PAYLOAD_FILES = ("train.py", "requirements.lock")
+PAYLOAD_FILES = ("train.py", "canary.py", "store.py", "requirements.lock")
 ARCHIVE_SUFFIX = ".tar.gz"
 
 

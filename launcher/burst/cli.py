@@ -22,6 +22,7 @@ from burst.cli_runs import (
     run_argument,
     run_commands,
     run_json,
+    warn_of_machines,
 )
 from burst.errors import BurstError, ExitCode
 
@@ -184,7 +185,7 @@ def train(
         console.print("where: this machine (auto means local in this version)")
     if loaded.export:  # said although --quiet: something that was asked for will not happen
         screens.err().print("note: export is not built yet; only the adapter is made", style="yellow")
-    run_name = _valid_name(name) if name else run.new_name(loaded.model, loaded.adapter.rank)
+    run_name = run.check_name(name) if name else run.new_name(loaded.model, loaded.adapter.rank)
     home = (output or Path("adapters") / run_name).absolute()
 
     def prepared_run() -> Prepared:
@@ -300,7 +301,10 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a chart on a screen that knows no braille is better than none
     try:
-        cli(standalone_mode=False)
+        try:
+            cli(standalone_mode=False)
+        finally:
+            warn_of_machines()
     except click.exceptions.Exit as exit_:
         sys.exit(exit_.exit_code)
     except click.ClickException as error:
@@ -369,19 +373,6 @@ def _ask_to_pay(prepared: Prepared) -> None:
         return
     launch.discard(prepared)
     raise BurstError("nothing was launched", "launch it with: --yes")
-
-
-def _valid_name(name: str) -> str:
-    import re
-
-    from burst import paths
-    from burst.errors import InvalidInput
-
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}", name):
-        raise InvalidInput(f"{name!r} cannot name a run", "use letters, digits, '.', '_' and '-', at most 80")
-    if (paths.runs() / name).exists():
-        raise InvalidInput(f"a run is called {name} already", "give another --name")
-    return name
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from burst.errors import BurstError
+
 if TYPE_CHECKING:
     from burst.run import Record, Run
 
@@ -21,11 +23,15 @@ run_argument = click.argument(
 )
 
 
-@click.command()
+@click.group(invoke_without_command=True)
 @json_option
-def runs(as_json: bool) -> None:
-    """List all runs, newest first, as they really are."""
+@click.pass_context
+def runs(context: click.Context, as_json: bool) -> None:
+    """List all runs, newest first, as they really are; or carry one to another computer."""
     from burst import launch, paths, run_screens, screens
+
+    if context.invoked_subcommand is not None:
+        return
 
     items, damaged = launch.readable_runs()
     for error in damaged:
@@ -34,11 +40,32 @@ def runs(as_json: bool) -> None:
         print_json([run_json(item, record) for item, record in reversed(items)])
     elif items:
         screens.out().print(run_screens.runs_table(items))
-        for _, record in items:
-            if launch.forgotten(record):
-                screens.err().print(run_screens.machine(record))
     else:
         screens.out().print(f"no runs in {paths.short(paths.runs())}; start one with: burst train")
+
+
+@runs.command("export")
+@run_argument
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="The file; default ./RUN.run.tar.gz.")
+def export_run(run_name: str | None, output: Path | None) -> None:
+    """Write a rented run's record to a file, for burst runs import elsewhere."""
+    from burst import run, run_archive, screens
+
+    found = run.find(run_name)
+    target = output or Path(f"{found.name}.run.tar.gz")
+    run_archive.export(found, target)
+    screens.out().print(f"{target}: there, burst runs import {target.name}; then burst fetch {found.name}")
+
+
+@runs.command("import")
+@click.argument("archive", type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="The adapter's folder; default ./adapters/RUN.")
+def import_run(archive: Path, output: Path | None) -> None:
+    """Make a run of another computer known here."""
+    from burst import run_archive, screens
+
+    new = run_archive.take(archive, output.absolute() if output else None)
+    screens.out().print(f"{new.name}: known here; next: burst fetch {new.name}")
 
 
 @click.command()
@@ -95,14 +122,12 @@ def logs(run_name: str | None, following: bool) -> None:
 @quiet_option
 def fetch(run_name: str | None, output: Path | None, as_json: bool, quiet: bool) -> None:
     """Bring a run's adapter here and verify it. Safe to repeat; continues where it was cut off."""
-    from burst import launch, run, run_screens, screens
+    from burst import launch, run, screens
 
     found = run.find(run_name)
     place = launch.place_of(found.read())
     with screens.byte_progress("fetching", None, quiet=quiet) as advance:
         fetched = launch.adopt(found, place, output.absolute() if output else None, advance)
-    if found.read().billing:
-        screens.err().print(run_screens.machine(found.read()))
     if as_json:
         print_json(
             {
@@ -157,8 +182,6 @@ def stop(run_name: str | None, as_json: bool) -> None:
         print_json(run_json(found, record))
     else:
         screens.out().print(f"{found.name}: {run_screens.state_name(record)}")
-    if record.billing and not as_json:
-        screens.err().print(run_screens.machine(record))
 
 
 def end_machine(a_run: Run, console: Any) -> Record:
@@ -171,6 +194,23 @@ def end_machine(a_run: Run, console: Any) -> Record:
         record = launch.down(a_run)
     console.print(run_screens.machine(record))
     return record
+
+
+def warn_of_machines() -> None:
+    """At the end of every command: name each rented machine whose run is over, for it costs money until it is ended."""
+    from burst import run
+
+    for item in run.all_runs():
+        try:
+            record = item.read()
+        except BurstError:
+            continue
+        if not record.billing:
+            continue
+        from burst import launch, run_screens, screens  # only now: this runs after every command
+
+        if launch.forgotten(record):
+            screens.err().print(run_screens.machine(record))
 
 
 def run_json(a_run: Run, record: Record) -> dict[str, Any]:

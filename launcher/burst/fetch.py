@@ -6,6 +6,7 @@ adapter that is already there and good stays as it is, and a good one is never r
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from burst_payload.manifest import Entry
 
 OpenFile = Callable[[str, int], BinaryIO]
-"""Opens ``adapter/NAME`` of a run's output folder at a byte offset."""
+"""Opens a file of a run's output folder, such as ``adapter/NAME``, at a byte offset."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,9 @@ def _fetch(
         refuse_foreign(destination, sealed)
     partial = destination.with_name(f".{destination.name}.partial")
     partial.mkdir(parents=True, exist_ok=True)
-    pulled = sum(_pull(open_file, entry, partial, progress) for entry in sealed.files)
+    pulled = pull(
+        lambda path, offset: open_file(f"{seal.ADAPTER_NAME}/{path}", offset), sealed.files, partial, progress
+    )
     records.write_atomic(partial / seal.SEAL_NAME, raw)
     _remove_strangers(partial, sealed)
     try:
@@ -143,42 +146,58 @@ def _pull_seal(open_file: OpenFile) -> tuple[bytes, seal.Seal]:
         raise VerificationFailed(f"the seal cannot be used: {error}", "look at the run's folder") from error
 
 
+def pull(
+    open_file: OpenFile, entries: list[Entry], partial: Path, progress: Callable[[int], None] | None = None
+) -> int:
+    """Pull files into ``partial``, each continuing what is there and checked by its hash. Returns the bytes that came over.
+
+    Raises ``VerificationFailed`` for a file that is not there, or not as its entry says.
+    """
+    return sum(_pull(open_file, entry, partial, progress) for entry in entries)
+
+
 def _pull(open_file: OpenFile, entry: Entry, partial: Path, progress: Callable[[int], None] | None) -> int:
-    """Pull one file, continuing what is there. Returns the bytes that came over."""
     path = partial / entry.path
     path.parent.mkdir(parents=True, exist_ok=True)
     for fresh in (False, True):
         have = path.stat().st_size if path.is_file() and not fresh else 0
         if have > entry.size_bytes:
             have = 0
-        pulled = 0
-        if have < entry.size_bytes or have == 0:
-            pulled = _copy(open_file, entry, path, have, progress)
-        if path.stat().st_size == entry.size_bytes and records.sha256_file(path) == entry.sha256:
+        pulled, sha256 = _copy(open_file, entry, path, have, progress)
+        if sha256 == entry.sha256:
             return pulled
     path.unlink()
     raise VerificationFailed(
-        f"{entry.path} arrived with another size or hash than it was sealed with",
+        f"{entry.path} arrived with another size or hash than it was recorded with",
         "run burst fetch again; what is at the destination was left alone",
     )
 
 
-def _copy(open_file: OpenFile, entry: Entry, path: Path, offset: int, progress: Callable[[int], None] | None) -> int:
-    copied = 0
-    try:
-        with open_file(f"adapter/{entry.path}", offset) as source, open(path, "r+b" if offset else "wb") as target:
-            target.seek(offset)
-            while chunk := source.read(records.CHUNK_BYTES):
-                target.write(chunk)
-                copied += len(chunk)
-                if progress is not None:
-                    progress(len(chunk))
-            target.truncate()
-            target.flush()
-            os.fsync(target.fileno())
-    except FileNotFoundError as error:
-        raise VerificationFailed(f"{entry.path} is sealed but not there", "look at the run's folder") from error
-    return copied
+def _copy(
+    open_file: OpenFile, entry: Entry, path: Path, offset: int, progress: Callable[[int], None] | None
+) -> tuple[int, str]:
+    """Pull a file's bytes from ``offset`` on. Returns how many came over, and the sha256 of all of it, taken on the way."""
+    copied, digest = 0, hashlib.sha256()
+    with open(path, "r+b" if offset else "wb") as target:
+        while target.tell() < offset:
+            digest.update(target.read(min(records.CHUNK_BYTES, offset - target.tell())))
+        if offset < entry.size_bytes or offset == 0:
+            try:
+                with open_file(entry.path, offset) as source:
+                    while chunk := source.read(records.CHUNK_BYTES):
+                        target.write(chunk)
+                        digest.update(chunk)
+                        copied += len(chunk)
+                        if progress is not None:
+                            progress(len(chunk))
+            except FileNotFoundError as error:
+                raise VerificationFailed(
+                    f"{entry.path} is recorded but not there", "look at the run's folder"
+                ) from error
+        target.truncate()
+        target.flush()
+        os.fsync(target.fileno())
+    return copied, digest.hexdigest()
 
 
 def _is_good(destination: Path, sealed: seal.Seal) -> bool:

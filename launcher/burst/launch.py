@@ -8,16 +8,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from burst import bundle, fetch, follow, gpus, models, offers, run
 from burst.errors import BurstError, ExitCode, InvalidInput
 from burst.follow import Tail, View
-from burst.places import skypilot
+from burst.places import sky_tasks
 from burst.places.local import Local, is_alive, this_process
 from burst.places.skypilot import SkyPilot
 from burst.run import Record, Run, State
-from burst_payload import records, seal
+from burst_payload import records, seal, store
 
 if TYPE_CHECKING:
     from burst.bundle import Bundle
@@ -129,22 +129,35 @@ def start(prepared: Prepared, spec: Spec, spec_folder: Path, python: Interpreter
     return place
 
 
-def quote(cloud: Cloud, max_cost_usd: float | None, max_hours: float | None) -> tuple[list[Offer], Limits]:
-    """The machines that may be launched, cheapest first, and the limits that hold. Raises ``NothingFits``."""
-    chosen = offers.chosen(skypilot.offers(cloud), without_autodown=cloud.without_autodown)
+def quote(
+    cloud: Cloud, max_cost_usd: float | None, max_hours: float | None, *, exports: bool = False
+) -> tuple[list[Offer], Limits]:
+    """The machines that may be launched, cheapest first, and the limits that hold.
+
+    Raises ``NothingFits``, and ``InvalidInput`` for a secret that is not set or a store that cannot be written.
+    """
+    sky_tasks.secrets(cloud, hub=False)
+    if cloud.store is not None:
+        try:
+            store.check_writable(cloud.store)
+        except store.StoreError as error:
+            raise InvalidInput(f"cloud.store: {error}", "look at its name and at your access to it") from None
+    chosen = offers.chosen(sky_tasks.offers(cloud), without_autodown=cloud.without_autodown)
     return chosen, offers.limits(
         chosen,
         cloud.max_cost_usd if max_cost_usd is None else max_cost_usd,
         cloud.max_hours if max_hours is None else max_hours,
+        exports=exports,
+        stores=cloud.store is not None,
     )
 
 
 def start_cloud(prepared: Prepared, spec: Spec, chosen: list[Offer], limit: Limits) -> SkyPilot:
     """Start the bundle on a rented machine. Returns when its job was submitted."""
+    secrets = sky_tasks.secrets(spec.cloud, hub=spec.model_kind == "hub")
     archive = prepared.run.folder / "job.tar.gz"
     records.write_atomic(archive, bundle.archive(prepared.run.bundle))
-    secrets = skypilot.hub_secrets() if spec.model_kind == "hub" else None
-    place = SkyPilot(archive, chosen, limit, spec.cloud.python, secrets)
+    place = SkyPilot(sky_tasks.Order(archive, chosen, limit, spec.cloud, secrets))
     place.start(prepared.run)
     return place
 
@@ -189,9 +202,7 @@ def adopt(
     if isinstance(place, SkyPilot):
         place.extend(a_run)
     try:
-        fetched = fetch.fetch(
-            lambda path, offset: place.open(a_run, path, offset), home, bundle_id=record.bundle_id, progress=progress
-        )
+        fetched = fetch.fetch(_source(a_run, place), home, bundle_id=record.bundle_id, progress=progress)
     except InvalidInput as error:
         raise InvalidInput(error.what, f"say where to: burst fetch {a_run.name} -o FOLDER") from None
     still_running = record.state is State.RUNNING  # the probes after training: the adapter is whole already
@@ -199,6 +210,21 @@ def adopt(
     if not still_running:
         a_run.update(state=State.ADOPTED, seal_id=fetched.seal.seal_id, destination=str(fetched.folder))
     return fetched
+
+
+def _source(a_run: Run, place: Place) -> fetch.OpenFile:
+    """Where a run's files come from: where it ran, or its store once the machine is gone."""
+    record = a_run.read()
+    if (url := record.store) is None or record.gone is None:
+        return lambda path, offset: place.open(a_run, path, offset)
+
+    def open_stored(path: str, offset: int) -> BinaryIO:
+        try:
+            return store.open_file(url, path, offset)
+        except store.StoreError as error:
+            raise BurstError(str(error), "try again, or look at your access to it") from error
+
+    return open_stored
 
 
 def stop(a_run: Run) -> Record:
@@ -239,9 +265,10 @@ def down(a_run: Run, *, force: bool = False) -> Record:
 
 
 def forgotten(record: Record) -> bool:
-    """Whether a rented machine may be up that nobody looks after: its run is over, or its launcher died in the launch."""
-    launcher_died = record.launcher is None or not is_alive(record.launcher)
-    return record.billing and (record.state.over or (record.state is State.CREATED and launcher_died))
+    """Whether a rented machine may be up that nobody looks after: its launcher has ended, and so has the run, or it never began."""
+    if not record.billing or (record.launcher is not None and is_alive(record.launcher)):
+        return False
+    return record.state.over or record.state is State.CREATED
 
 
 def cost_usd(record: Record) -> float | None:
@@ -262,7 +289,13 @@ def adapter_state(record: Record) -> str:
         # sizes only: hashing gigabytes is for burst fetch
         whole = all((home / e.path).is_file() and (home / e.path).stat().st_size == e.size_bytes for e in there.files)
         return SAFE if whole and there.seal_id == record.seal_id else "changed here"
-    return "sealed, not fetched" if record.seal_id is not None else "none"
+    if record.seal_id is None:
+        return "none"
+    if record.cluster is None:
+        return "sealed, not fetched"
+    if record.gone is None:
+        return "only on the machine"
+    return "in the store" if record.store is not None else "lost"
 
 
 def exit_code(record: Record) -> ExitCode:

@@ -88,6 +88,8 @@ class Record:
     """After how many idle minutes the machine deletes itself; None where it cannot."""
     gone: float | None = None
     """When the provider was seen to have the machine no more."""
+    store: str | None = None
+    """Where the machine saves the sealed adapter by itself."""
 
     @property
     def begun(self) -> bool:
@@ -324,6 +326,15 @@ def new_name(model: str, rank: int) -> str:
         name = f"{base}-r{rank}-{generate_slug(2)}"
         if not (paths.runs() / name).exists():
             return name
+
+
+def check_name(name: str) -> str:
+    """A name that a new run may have. Raises ``InvalidInput``."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}", name):
+        raise InvalidInput(f"{name!r} cannot name a run", "use letters, digits, '.', '_' and '-', at most 80")
+    if (paths.runs() / name).exists():
+        raise InvalidInput(f"a run is called {name} already", "give another --name")
+    return name
 
 
 def to_json(record: Record) -> dict[str, Any]:

@@ -195,9 +195,11 @@ def cloud_preview(prepared: Prepared, chosen: Sequence[Offer], limit: Limits) ->
         )
     if len(chosen) > 5:
         table.add_row("", f"and {len(chosen) - 5} more, up to ${limit.hourly_usd:.2f} an hour")
+    phases = {"set-up": limit.setup_s, "training": limit.run_s, "export": limit.export_s}
+    rest_s = limit.worst_s - sum(phases.values())
+    parts = [f"{age(limit_s)} {name}" for name, limit_s in phases.items() if limit_s]
     table.add_row(
-        "at worst",
-        f"${limit.worst_usd:.2f}: {age(limit.setup_s)} set-up, {age(limit.run_s)} training, {limit.idle_minutes} minutes idle",
+        "at worst", f"${limit.worst_usd:.2f}: {', '.join(parts)}, {age(rest_s)} to start, store and be fetched"
     )
     if not all(offer.autodown for offer in chosen):
         table.add_row("", Text("an idle machine there stays until burst or its owner ends it", style="yellow"))

@@ -187,6 +187,16 @@ class Cloud(Section):
     python: str | None = Field(
         None, description="interpreter on the machine that has the training libraries; default: an environment is made"
     )
+    store: str | None = Field(
+        None,
+        pattern=r"^(s3|gs|r2|hf|file)://[^/].*|^file:///.+",
+        description="where the machine saves the sealed adapter by itself, such as `s3://bucket/folder`; `file://` is a "
+        "folder that outlives the machine",
+    )
+    secrets: list[str] = Field(
+        default_factory=list,
+        description="environment variables of this computer that the run gets, such as `WANDB_API_KEY`; they are written nowhere",
+    )
     without_autodown: bool = Field(
         False, description="also take places where an idle machine cannot delete itself, such as Slurm"
     )

@@ -16,7 +16,7 @@ import functools
 import json
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 import jinja2.ext
@@ -359,7 +359,7 @@ def _compile(source: str) -> jinja2.Template:
 class _GenerationBlock(jinja2.ext.Extension):
     """``{% generation %}`` marks answers for other tools; here its content is rendered as it stands."""
 
-    tags: ClassVar = {"generation"}
+    tags: set[str] = {"generation"}  # noqa: RUF012  (jinja2 declares it on the instance)
 
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
         next(parser.stream)

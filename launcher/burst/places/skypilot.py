@@ -1,166 +1,39 @@
-"""A rented machine, through SkyPilot: the only module that imports it, and only once it is used (it takes 2 s)."""
+"""A rented machine, through SkyPilot: its life from the launch to the proof that it is gone."""
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import signal
 import subprocess
-import sys
 import time
 import uuid
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from burst import paths
-from burst.errors import BurstError, NothingFits
-from burst.offers import Limits, Offer
-from burst.places import ssh
+from burst.errors import BurstError
+from burst.places import sky_tasks, ssh
 from burst.places.local import is_alive
+from burst.places.sky_client import client, explained, field
 from burst.places.ssh import Scrubbed, Stream
 from burst.run import Evidence, Record, Run, State
-from burst_payload import records, seal
+from burst_payload import records, seal, store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
-    from burst.spec import Cloud
+    from burst.places.sky_tasks import Order
 
 SYNC_S = 5.0
 DOWN_LIMIT_S = 600.0
 _ACTIVE = ("INIT", "PENDING", "SETTING_UP", "RUNNING")
 
 
-def client() -> Any:
-    """SkyPilot's client. Raises ``BurstError`` where it cannot be used."""
-    if sys.platform == "win32":
-        raise BurstError("SkyPilot does not run on Windows itself", "use WSL")
-    os.environ.setdefault("SKYPILOT_DISABLE_USAGE_COLLECTION", "1")
-    try:
-        import sky
-    except ImportError as error:
-        raise BurstError(f"SkyPilot is not installed ({error})", "pip install 'burst-train[cloud]'") from None
-    return sky
-
-
-def offers(cloud: Cloud) -> list[Offer]:
-    """Every machine with a GPU of ``cloud.gpus`` that the user's SkyPilot reaches, one offer a priced region."""
-    sky = client()
-    from sky.client import sdk
-    from sky.clouds import CloudImplementationFeatures
-    from sky.utils import resources_utils
-
-    try:
-        enabled = {name.lower() for name in sky.get(sdk.enabled_clouds())}
-        if not enabled:  # SkyPilot was never asked to look
-            sky.get(sdk.check(None, verbose=False))
-            enabled = {name.lower() for name in sky.get(sdk.enabled_clouds())}
-    except Exception as error:
-        raise BurstError(f"SkyPilot does not answer: {error}", "see: sky api status") from error
-    if not enabled:
-        raise NothingFits("SkyPilot has no place enabled", "set one up with: sky check")
-    found = []
-    for infra in cloud.infra or sorted(enabled):
-        for gpu in cloud.gpus:
-            wanted = sky.Resources(infra=infra, accelerators=gpu if ":" in gpu else f"{gpu}:1")
-            if str(wanted.cloud).lower() not in enabled:
-                continue
-            feasible = wanted.cloud.get_feasible_launchable_resources(wanted, num_nodes=1).resources_list
-            for launchable in feasible[:1]:
-                for resources in resources_utils.make_launchables_for_valid_region_zones(launchable):
-                    features = {CloudImplementationFeatures.AUTODOWN}
-                    if (
-                        str(resources.cloud) == "Slurm"
-                    ):  # names only autostop; its autodown does not fire (skypilot#9815)
-                        features.add(CloudImplementationFeatures.AUTOSTOP)
-                    found.append(
-                        Offer(
-                            infra=f"{str(resources.cloud).lower()}/{resources.region}",
-                            accelerators=",".join(f"{name}:{count}" for name, count in wanted.accelerators.items()),
-                            hourly_usd=float(resources.get_cost(3600)),
-                            autodown=_supports(resources, features),
-                        )
-                    )
-    return found
-
-
-def _supports(resources: Any, features: set[Any]) -> bool:
-    try:
-        resources.cloud.check_features_are_supported(resources, features)
-    except Exception:  # NotSupportedError, whose module moved between versions
-        return False
-    return True
-
-
-def build_task(
-    archive: Path, folder: str, chosen: list[Offer], limit: Limits, python: str | None, secrets: dict[str, str]
-) -> Any:
-    """``sky/train.yaml`` filled in: paths and limits travel as variables, never as shell text.
-
-    ``folder`` is where the bundle goes, relative to the home folder there.
-    """
-    sky = client()
-    task = sky.Task.from_yaml(str(paths.sky_templates() / "train.yaml"))
-    task.set_file_mounts({f"~/{folder}/job.tar.gz": str(archive)})
-    task.update_envs(
-        {
-            "BURST_FOLDER": folder,
-            "BURST_PYTHON": python or "",
-            "BURST_SETUP_LIMIT_S": str(limit.setup_s),
-            "BURST_RUN_LIMIT_S": str(limit.run_s),
-        }
-    )
-    if secrets:
-        task.update_secrets(secrets)
-    task.set_resources(
-        [
-            sky.Resources(
-                infra=offer.infra,
-                accelerators=offer.accelerators,
-                autostop={"idle_minutes": limit.idle_minutes, "down": True, "wait_for": "jobs"}
-                if offer.autodown
-                else None,
-            )
-            for offer in chosen
-        ]
-    )
-    return task
-
-
-def hub_secrets() -> dict[str, str]:
-    """The user's token for the hub, from the environment or from where the hub keeps it."""
-    from huggingface_hub import get_token
-
-    token = get_token()
-    return {"HF_TOKEN": token} if token else {}
-
-
 class SkyPilot:
-    """Runs bundles on rented machines. Only ``start`` needs the arguments.
+    """Runs bundles on rented machines. Only ``start`` needs an order."""
 
-    Args:
-        archive: the bundle as one file.
-        chosen: the machines that may be launched, in this order; their dearest price is the quote.
-        limit: what ends set-up, run and idle machine without us.
-        python: an interpreter on the machine that has the training libraries, or None.
-        secrets: variables that go through SkyPilot's secrets and into no file of burst.
-    """
-
-    def __init__(
-        self,
-        archive: Path | None = None,
-        chosen: list[Offer] | None = None,
-        limit: Limits | None = None,
-        python: str | None = None,
-        secrets: dict[str, str] | None = None,
-    ) -> None:
-        self.archive = archive
-        self.chosen = chosen
-        self.limit = limit
-        self.python = python
-        self.secrets = secrets or {}
+    def __init__(self, order: Order | None = None) -> None:
+        self.order = order
         self._synced = 0.0
 
     def start(self, run: Run) -> None:
@@ -168,16 +41,16 @@ class SkyPilot:
 
         Whatever ends this early (an exception, Ctrl-C) ends the machine too, and sees that it is gone.
         """
-        assert self.archive is not None
-        assert self.chosen is not None
-        assert self.limit is not None
+        order = self.order
+        assert order is not None
         sky = client()
         # Unique, and a folder of its own: on Slurm and on own machines the home folder outlives the machine
         name = re.sub(r"[^a-z0-9]+", "-", run.name.lower()).strip("-")[:32].rstrip("-")
         cluster = f"burst-{name}-{uuid.uuid4().hex[:6]}"
-        task = build_task(self.archive, f"burst/{cluster}", self.chosen, self.limit, self.python, self.secrets)
-        run.update(cluster=cluster, hourly_usd=self.limit.hourly_usd, launched=time.time())
-        run.note("launching", cluster=cluster, infra=[offer.infra for offer in self.chosen])
+        saved = f"{order.cloud.store.rstrip('/')}/{cluster}" if order.cloud.store else None
+        task = sky_tasks.train_task(order, _folder(cluster), saved)
+        run.update(cluster=cluster, hourly_usd=order.limit.hourly_usd, launched=time.time(), store=saved)
+        run.note("launching", cluster=cluster, infra=[offer.infra for offer in order.chosen])
         request = None
         try:
             request = sky.launch(task, cluster_name=cluster)
@@ -189,8 +62,8 @@ class SkyPilot:
             run.note(
                 "launched", cluster=cluster, job_id=int(job), hourly_usd=price, machine=str(handle.launched_resources)
             )
-            self._check_price(price)
-            self._check_autodown(run, sky, cluster, handle)
+            _check_price(order, price)
+            _check_autodown(order, run, handle)
         except BaseException as error:
             with _undisturbed():  # a second Ctrl-C must not leave a machine behind
                 run.note("launch failed", error=type(error).__name__)
@@ -201,9 +74,9 @@ class SkyPilot:
             if isinstance(error, KeyboardInterrupt):
                 run.update(state=State.STOPPED, error="interrupted during the launch", ended=time.time())
                 raise
-            explained = error if isinstance(error, BurstError) else _explained(error)
-            run.update(state=State.FAILED, error=explained.what, fix=explained.fix, ended=time.time())
-            raise explained from error
+            reason = explained(error)
+            run.update(state=State.FAILED, error=reason.what, fix=reason.fix, ended=time.time())
+            raise reason from error
 
     def evidence(self, run: Run) -> Evidence:
         record = run.read()
@@ -213,11 +86,16 @@ class SkyPilot:
                 job = self._job_state(run)
                 alive = job in _ACTIVE
                 status = _said_by(job, run.name)
+                if job is None and record.job_id is not None:
+                    _see_gone(run)
             except BurstError:  # SkyPilot does not answer: that says nothing about the job
                 alive = record.state is State.RUNNING
             if not alive:
                 self._synced = 0.0  # what it wrote last counts
-            self.sync(run)
+            if run.read().billing:
+                self.sync(run)
+        if not alive and run.sealed() is None:
+            _mirror_stored_seal(run)
         return Evidence(
             process_alive=alive,
             launcher_alive=record.launcher is not None and is_alive(record.launcher),
@@ -280,9 +158,7 @@ class SkyPilot:
                 pass
             except Exception as error:
                 run.note("down failed", error=str(error)[:300])
-            if not sky.get(sky.status([record.cluster], refresh=sky.StatusRefreshMode.FORCE)):
-                run.update(gone=time.time())
-                run.note("machine gone", cluster=record.cluster)
+            if _see_gone(run):
                 return True
             if time.monotonic() > deadline:
                 return False
@@ -297,8 +173,9 @@ class SkyPilot:
     @contextmanager
     def _log(self, run: Run) -> Iterator[Any]:
         """The run's log as a stream that writes no secret down."""
+        secrets = self.order.secrets.values() if self.order else []
         with open(run.log, "a", encoding="utf-8", errors="replace") as file:
-            yield Scrubbed(file, [value for value in self.secrets.values() if value])
+            yield Scrubbed(file, [value for value in secrets if value])
 
     def sync(self, run: Run) -> None:
         """Mirror the events, the status and the seal (not the weights) into the run's folder; at most every few seconds.
@@ -340,8 +217,8 @@ class SkyPilot:
                 return None
             raise BurstError(f"the machine is not up: {error}", "try again, or see: sky status") from error
         except Exception as error:
-            raise BurstError(f"SkyPilot does not answer: {error}", "see: sky api status") from error
-        states = {int(_field(job, "job_id")): _field(job, "status") for job in jobs}
+            raise explained(error, "SkyPilot does not answer") from error
+        states = {int(field(job, "job_id")): field(job, "status") for job in jobs}
         if not states:
             return None
         state = states.get(record.job_id) if record.job_id is not None else states[max(states)]
@@ -356,26 +233,6 @@ class SkyPilot:
         return any(
             str(getattr(request.status, "value", request.status)) in ("PENDING", "RUNNING") for request in requests
         )
-
-    def _check_price(self, hourly_usd: float) -> None:
-        assert self.limit is not None
-        if hourly_usd > self.limit.hourly_usd * 1.001:
-            raise BurstError(
-                f"the machine costs ${hourly_usd:.2f} an hour, the quote was ${self.limit.hourly_usd:.2f}",
-                "it was ended; launch again",
-            )
-
-    def _check_autodown(self, run: Run, sky: Any, cluster: str, handle: Any) -> None:
-        """What was asked for is what is set: read back, since an option that was lost would bill for ever."""
-        assert self.chosen is not None
-        asked = {offer.infra: offer.autodown for offer in self.chosen}
-        launched = handle.launched_resources
-        if not asked.get(f"{str(launched.cloud).lower()}/{launched.region}", True):
-            return
-        found = sky.get(sky.status([cluster]))
-        if not found or _field(found[0], "autostop") < 0 or not _field(found[0], "to_down"):
-            raise BurstError("the machine did not take its own deletion when idle", "it was ended; launch again")
-        run.update(idle_minutes=int(_field(found[0], "autostop")))
 
     def _answer(self, run: Run, command: str, limit_s: float) -> bytes:
         """What a command there prints; nothing where it does not end in time."""
@@ -398,6 +255,28 @@ class SkyPilot:
         )
 
 
+def _see_gone(run: Run) -> bool:
+    """Ask the provider, not the cache, whether the machine is there, and record it where it is not."""
+    sky, cluster = client(), run.read().cluster
+    if sky.get(sky.status([cluster], refresh=sky.StatusRefreshMode.FORCE)):
+        return False
+    run.update(gone=time.time())
+    run.note("machine gone", cluster=cluster)
+    return True
+
+
+def _mirror_stored_seal(run: Run) -> None:
+    """The machine went before anybody looked: what it saved is the evidence."""
+    url = run.read().store
+    if url is None:
+        return
+    with (
+        suppress(store.StoreError, FileNotFoundError),
+        store.open_file(url, f"{seal.ADAPTER_NAME}/{seal.SEAL_NAME}", 0) as file,
+    ):
+        records.write_atomic(run.output / seal.ADAPTER_NAME / seal.SEAL_NAME, file.read())
+
+
 @contextmanager
 def _undisturbed() -> Iterator[None]:
     former = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -407,9 +286,13 @@ def _undisturbed() -> Iterator[None]:
         signal.signal(signal.SIGINT, former)
 
 
+def _folder(cluster: str | None) -> str:
+    """Where a machine's bundle lies, relative to the home folder there. Names of machines need no quoting."""
+    return f"burst/{cluster}"
+
+
 def _output(run: Run) -> str:
-    """The payload's output folder there, relative to the home folder. Names of machines need no quoting."""
-    return f"burst/{run.read().cluster}/job/out"
+    return f"{_folder(run.read().cluster)}/job/out"
 
 
 def _said_by(job: str | None, name: str) -> dict[str, Any] | None:
@@ -420,14 +303,22 @@ def _said_by(job: str | None, name: str) -> dict[str, Any] | None:
     return {"state": "failed", "error": what, "fix": f"burst logs {name}", "exit_code": None}
 
 
-def _field(value: Any, name: str) -> Any:
-    return value[name] if isinstance(value, dict) else getattr(value, name)
+def _check_price(order: Order, hourly_usd: float) -> None:
+    if hourly_usd > order.limit.hourly_usd * 1.001:
+        raise BurstError(
+            f"the machine costs ${hourly_usd:.2f} an hour, the quote was ${order.limit.hourly_usd:.2f}",
+            "it was ended; launch again",
+        )
 
 
-def _explained(error: BaseException) -> BurstError:
-    """SkyPilot's exceptions in one sentence; the run's log has the rest."""
+def _check_autodown(order: Order, run: Run, handle: Any) -> None:
+    """What was asked for is what is set: read back, since an option that was lost would bill for ever."""
+    asked = {offer.infra: offer.autodown for offer in order.chosen}
+    launched = handle.launched_resources
+    if not asked.get(f"{str(launched.cloud).lower()}/{launched.region}", True):
+        return
     sky = client()
-    text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    if isinstance(error, sky.exceptions.ResourcesUnavailableError):
-        return NothingFits(f"no machine was to be had: {text}", "allow more GPUs or places in cloud, or try later")
-    return BurstError(f"the launch failed: {text}", "the run's log has the rest: burst logs")
+    found = sky.get(sky.status([run.read().cluster]))
+    if not found or field(found[0], "autostop") < 0 or not field(found[0], "to_down"):
+        raise BurstError("the machine did not take its own deletion when idle", "it was ended; launch again")
+    run.update(idle_minutes=int(field(found[0], "autostop")))

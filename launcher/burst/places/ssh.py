@@ -79,11 +79,8 @@ def command(cluster: str) -> list[str]:
     if home != Path(pwd.getpwuid(os.getuid()).pw_dir):
         options += ["-F", str(home / ".ssh/config")]
     key = home / ".sky/generated/ssh-keys" / f"{cluster}.key"
-    if not key.exists():  # only SkyPilot's command line writes the entry and the key of a machine that its SDK launched
-        sky = Path(sys.executable).parent / "sky"
-        subprocess.run(
-            [sky, "status", cluster], capture_output=True, check=False, stdin=subprocess.DEVNULL, timeout=120
-        )
+    if not key.exists():
+        _write_entry(cluster)
     if key.exists():
         options += ["-o", f"IdentityFile={key}"]
     return ["ssh", *options]
