@@ -119,8 +119,8 @@ def test_a_budget_that_is_too_small_is_a_reason() -> None:
 def test_the_worst_case_is_never_more_than_the_budget() -> None:
     made = decide(SMALL, A100, where="cloud", max_cost_usd=4.0)
     assert made.chosen is not None
-    assert made.chosen.worst_usd is not None
-    assert made.chosen.worst_usd <= 4.0
+    assert made.chosen.limits is not None
+    assert made.chosen.limits.worst_usd <= 4.0
     assert made.chosen.cost is not None
     assert made.chosen.cost.low_usd < made.chosen.cost.expected_usd < made.chosen.cost.high_usd
 

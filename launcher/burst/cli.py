@@ -152,7 +152,8 @@ def bundle(spec_path: Path, output: Path, allow_secrets: bool, as_json: bool, qu
     "--max-cost", type=click.FloatRange(min=0, min_open=True), metavar="USD", help="Cloud: the most it may cost."
 )
 @click.option("--max-hours", type=click.FloatRange(min=0, min_open=True), help="Cloud: the longest it may train.")
-@click.option("-y", "--yes", is_flag=True, help="Cloud: launch without asking.")
+@click.option("-y", "--yes", is_flag=True, help="Cloud: launch without asking; without a terminal with --max-cost.")
+@click.option("--force", is_flag=True, help="Train although the plan says no, or without a plan.")
 @click.option("--detach", is_flag=True, help="Start it and return; it goes on when the terminal closes.")
 @click.option("--again", is_flag=True, help="Train although this very job was trained before.")
 @secrets_option
@@ -168,6 +169,7 @@ def train(
     max_cost: float | None,
     max_hours: float | None,
     yes: bool,
+    force: bool,
     detach: bool,
     again: bool,
     allow_secrets: bool,
@@ -175,14 +177,20 @@ def train(
     quiet: bool,
 ) -> None:
     """Train an adapter and bring it to ./adapters/RUN, verified."""
-    from burst import interpreter, launch, run, screens, spec
+    from burst import interpreter, launch, plan_screens, planner, run, screens, spec
 
     console = screens.err(quiet)
     loaded = spec.load(spec_path)
-    asked = where or loaded.where
-    place_name = launch.resolve_where(asked, loaded)
-    if asked == "auto":
-        console.print("where: this machine (auto means local in this version)")
+    launch.resolve_where(where or loaded.where, loaded)
+    with console.status("planning"):
+        decided = planner.decide(
+            loaded, spec_path.absolute().parent, where or loaded.where, max_cost, max_hours, force=force
+        )
+    loaded, place_name = decided.spec, launch.resolve_where(decided.where, decided.spec)
+    if decided.plan is not None:
+        console.print(plan_screens.summary(decided.plan, loaded.model))
+    elif decided.note:
+        console.print(f"note: {decided.note}", style="yellow")
     if loaded.export:  # said although --quiet: something that was asked for will not happen
         screens.err().print("note: export is not built yet; only the adapter is made", style="yellow")
     run_name = run.check_name(name) if name else run.new_name(loaded.model, loaded.adapter.rank)
@@ -202,7 +210,7 @@ def train(
             chosen, limit = launch.quote(loaded.cloud, max_cost, max_hours)
         prepared = prepared_run()
         console.print(screens.cloud_preview(prepared, chosen, limit))
-        if not yes:
+        if not yes or not (max_cost or loaded.cloud.max_cost_usd or sys.stdin.isatty()):
             _ask_to_pay(prepared)
         with console.status(f"launching; log: {prepared.run.log}"):
             place = launch.start_cloud(prepared, loaded, chosen, limit)
@@ -372,7 +380,7 @@ def _ask_to_pay(prepared: Prepared) -> None:
     if sys.stdin.isatty() and click.confirm("Launch it?", err=True):
         return
     launch.discard(prepared)
-    raise BurstError("nothing was launched", "launch it with: --yes")
+    raise BurstError("nothing was launched", "launch it with: --yes --max-cost USD")
 
 
 if __name__ == "__main__":

@@ -30,14 +30,12 @@ def plan(
 ) -> None:
     """Say where a job would run, why, how long and for how much."""
     from burst import plan as planning
-    from burst import plan_screens, screens, spec, survey
+    from burst import plan_screens, planner, screens, spec, survey
 
     loaded = spec.load(spec_path)
     if offline or survey.cached(loaded.model, loaded.revision):
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # what is cached needs no question whether it is the newest
-    wishes = survey.wishes(loaded, where, max_cost, max_hours)
-    found = survey.survey(loaded, spec_path.absolute().parent, wishes, network=not offline)
-    made = planning.decide(found.job, found.machines, found.wishes, tuple(found.unknown))
+    made = planner.make(loaded, spec_path.absolute().parent, where, max_cost, max_hours, network=not offline)
     if as_json:
         print_json(planning.to_json(made))
     else:

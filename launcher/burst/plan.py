@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from burst.cards import Card
     from burst.duration import Span, Surroundings
     from burst.estimate import Job, Memory
+    from burst.offers import Limits
     from burst.quotes import Quote
 
 PREFERENCES = ("auto", "local", "cloud", "cheap", "fast")
@@ -87,9 +88,10 @@ class Candidate:
     warnings: tuple[str, ...] = ()
     changes: tuple[str, ...] = ()
     cost: Money | None = None
-    limit_s: int | None = None
-    worst_usd: float | None = None
+    limits: Limits | None = None
     disk_bytes: int = 0
+    able: bool = True
+    """Whether it could do the job, whatever its price, access, budget and deadline are."""
 
     @property
     def possible(self) -> bool:
@@ -143,9 +145,10 @@ def weigh(job: Job, machine: Machine, wishes: Wishes) -> Candidate:
     disk = disk_bytes(job, machine)
     if machine.disk_bytes is not None and disk > machine.disk_bytes:
         why_not.append(f"needs {_gib(disk)} on disk, {_gib(machine.disk_bytes)} free")
+    able = len(why_not) == len(machine.blocked)
     phases = duration.phases(job, machine.card, how, machine.around)
     total = duration.total(phases)
-    cost, limit_s, worst = _cost(machine, total, wishes, why_not)
+    cost, limit = _cost(machine, total, wishes, why_not)
     if wishes.deadline_hours is not None and total.expected_s > wishes.deadline_hours * 3600:
         why_not.append(f"takes {total.expected_s / 3600:.1f} h, the deadline is {wishes.deadline_hours:g} h")
     return Candidate(
@@ -159,9 +162,9 @@ def weigh(job: Job, machine: Machine, wishes: Wishes) -> Candidate:
         warnings(job, machine),
         tuple(changes),
         cost,
-        limit_s,
-        worst,
+        limit,
         disk,
+        able,
     )
 
 
@@ -265,27 +268,25 @@ def disk_bytes(job: Job, machine: Machine) -> int:
     return model + environment + estimate.checkpoint_bytes(job, machine.card) + 2 * adapter
 
 
-def _cost(
-    machine: Machine, total: Span, wishes: Wishes, why_not: list[str]
-) -> tuple[Money | None, int | None, float | None]:
-    """Expected cost, the time limit that the budget leaves, and the most it can cost."""
+def _cost(machine: Machine, total: Span, wishes: Wishes, why_not: list[str]) -> tuple[Money | None, Limits | None]:
+    """Expected cost, and the limits that keep it within the budget."""
     if machine.where == "local":
-        return FREE, None, 0.0
+        return FREE, None
     hourly = machine.quote.hourly_usd if machine.quote else None
     if hourly is None:
         why_not.append("its price is not known")
-        return None, None, None
+        return None, None
     cost = Money(*(seconds / 3600 * hourly for seconds in (total.low_s, total.expected_s, total.high_s)))
     made = offers.Offer(machine.quote.infra if machine.quote else "", machine.name, hourly, autodown=True)
     try:
         limit = offers.limits([made], wishes.max_cost_usd, wishes.max_hours)
     except NothingFits as error:
         why_not.append(error.what)
-        return cost, None, None
+        return cost, None
     if limit.run_s < total.expected_s - duration.PROVISION.expected_s:
         allowed = "within the budget" if wishes.max_cost_usd is not None else "allowed (--max-hours)"
         why_not.append(f"needs about {total.expected_s / 3600:.1f} h, {limit.run_s / 3600:.1f} h are {allowed}")
-    return cost, limit.run_s, limit.worst_usd
+    return cost, limit
 
 
 def _order(candidate: Candidate) -> tuple[bool, float, float]:
@@ -418,7 +419,7 @@ def _candidate_json(candidate: Candidate, *, taken: bool) -> dict[str, Any]:
         "total_s": [candidate.total.low_s, candidate.total.expected_s, candidate.total.high_s],
         "disk_bytes": candidate.disk_bytes,
         "cost_usd": [cost.low_usd, cost.expected_usd, cost.high_usd] if cost else None,
-        "worst_usd": candidate.worst_usd,
+        "worst_usd": 0.0 if machine.where == "local" else candidate.limits.worst_usd if candidate.limits else None,
         "offer": None
         if quote is None
         else {

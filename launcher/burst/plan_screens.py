@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from burst.doctor import Finding
     from burst.duration import Span
+    from burst.offers import Limits
     from burst.plan import Candidate, Money, Plan
 
 SHOWN = 8
@@ -30,6 +31,12 @@ def page(plan: Plan, model: str) -> RenderableType:
     parts += _verdict(plan)
     parts += _notes(plan)
     return Group(*parts)
+
+
+def summary(plan: Plan, model: str) -> RenderableType:
+    """What ``burst train`` shows before it starts: the table where there is a choice to pay for, else the verdict."""
+    pays = plan.chosen is None or plan.chosen.machine.where == "cloud"
+    return page(plan, model) if pays else Group(*_verdict(plan), *_notes(plan))
 
 
 def _facts(plan: Plan, model: str) -> Table:
@@ -98,22 +105,18 @@ def _verdict(plan: Plan) -> list[RenderableType]:
             ("time    ", "bold"), f"{_about(total)} ({age(total.low_s)} to {age(total.high_s)}): {_phases(chosen)}"
         ),
     ]
-    if machine.where == "cloud" and chosen.worst_usd is not None and chosen.limit_s is not None:
-        parts.append(Text.assemble(("worst   ", "bold"), worst_case(chosen, time.time())))
+    if chosen.limits is not None:
+        parts.append(Text.assemble(("worst   ", "bold"), worst_case(chosen.limits, time.time())))
     return parts
 
 
-def worst_case(candidate: Candidate, now: float) -> str:
+def worst_case(limit: Limits, now: float) -> str:
     """One sentence: the most that it can cost, and when the machine is gone at the latest."""
-    from burst import offers
-
-    assert candidate.worst_usd is not None
-    assert candidate.limit_s is not None
-    last = now + candidate.limit_s + offers.SETUP_S + 60 * offers.IDLE_MINUTES
+    last = now + limit.worst_s
     day = time.strftime("%H:%M", time.localtime(last))
     if time.strftime("%F", time.localtime(last)) != time.strftime("%F", time.localtime(now)):
         day = time.strftime("%a %H:%M", time.localtime(last))
-    return f"cannot cost more than ${candidate.worst_usd:.2f}: the machine ends itself by {day}, counted from now"
+    return f"cannot cost more than ${limit.worst_usd:.2f}: the machine ends itself by {day}, counted from now"
 
 
 def _notes(plan: Plan) -> list[RenderableType]:

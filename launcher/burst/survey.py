@@ -10,29 +10,24 @@ import json
 import os
 import platform
 import re
-import threading
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from burst import architecture, cards, clouds, gpus, models, paths, prices, shipped
+from burst import architecture, cards, clouds, gpus, lengths, models, paths, prices, shipped
 from burst.duration import Surroundings
 from burst.errors import BurstError, InvalidInput
 from burst.estimate import Job
 from burst.measures import Training
 from burst.plan import Machine, Wishes
+from burst.waiting import within
 from burst_payload import tiny
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from burst.quotes import Quote
     from burst.spec import Spec
 
 NETWORK_S = 1.5
-CHARACTERS_PER_TOKEN = 3.0
-"""For planning without the tokenizer; English prose has about four, so this errs upwards."""
-T = TypeVar("T")
 
 
 @dataclass
@@ -45,14 +40,21 @@ class Survey:
     unknown: list[str] = field(default_factory=list)
 
 
-def survey(spec: Spec, folder: Path, wishes: Wishes, *, network: bool = True) -> Survey:
-    """Look at the spec's model and data, at this machine, and at what can be rented."""
+def survey(spec: Spec, folder: Path, wishes: Wishes, *, network: bool = True, rented: bool = True) -> Survey:
+    """Look at the spec's model and data, at this machine, and (``rented``) at what can be rented."""
     unknown: list[str] = []
-    question = clouds.ask() if network else None
+    question = clouds.ask() if network and rented else None
     config = model_config(spec, folder, unknown, network=network)
     job = make_job(spec, folder, architecture.read(config), unknown)
-    machines = [*local_machines(spec), *cloud_machines(spec, unknown, question.answer() if question else None)]
-    return Survey(job, machines, wishes, unknown)
+    found = Survey(job, local_machines(spec), wishes, unknown)
+    if rented:
+        found.machines += cloud_machines(spec, unknown, question.answer() if question else None)
+    return found
+
+
+def add_rented(found: Survey, spec: Spec) -> None:
+    """Look at what can be rented, too."""
+    found.machines += cloud_machines(spec, found.unknown, clouds.ask().answer())
 
 
 def wishes(spec: Spec, where: str | None, max_cost_usd: float | None, max_hours: float | None) -> Wishes:
@@ -71,28 +73,6 @@ def wishes(spec: Spec, where: str | None, max_cost_usd: float | None, max_hours:
             dropout=spec.adapter.dropout > 0,
         ),
     )
-
-
-def within(seconds: float, call: Callable[[], T]) -> T:
-    """The result of ``call``, or ``TimeoutError``: a thread that hangs in the network is left behind."""
-    box: list[Any] = []
-
-    def run() -> None:
-        try:
-            box.append((True, call()))
-        except BaseException as error:
-            box.append((False, error))
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if not box:
-        raise TimeoutError
-    good, value = box[0]
-    if not good:
-        raise value
-    result: T = value
-    return result
 
 
 # --- the model -------------------------------------------------------------------------------------------------------
@@ -174,22 +154,22 @@ def make_job(spec: Spec, folder: Path, model: architecture.Architecture, unknown
 
     Raises ``InvalidInput`` where the data cannot be trained on.
     """
-    lengths = _counted(spec, folder, unknown) or _characters(spec, folder)
+    found = lengths.measure(spec, folder, unknown, NETWORK_S)
     train, adapter = spec.train, spec.adapter
-    has_eval = lengths["eval_tokens"] > 0
+    has_eval = found.eval_tokens > 0
     steps = Job(
-        model, (), 1, 1, 1, 1, 1, lengths["rows"], _epochs(spec), train.max_steps, train.batch, train.effective_batch
+        model, (), 1, 1, 1, 1, 1, found.rows, _epochs(spec), train.max_steps, train.batch, train.effective_batch
     ).steps
     evaluations = (1 + (steps // train.eval_steps if train.eval_steps else 0)) if has_eval else 0
     return Job(
         architecture=model,
         targets=tuple(adapter.targets),
         rank=adapter.rank,
-        longest=lengths["longest"],
-        scored=lengths["longest"],
-        tokens=lengths["tokens"],
-        squared=lengths["squared"],
-        rows=lengths["rows"],
+        longest=found.longest,
+        scored=found.longest_scored,
+        tokens=found.tokens,
+        squared=found.squared,
+        rows=found.rows,
         epochs=_epochs(spec),
         max_steps=train.max_steps,
         batch=train.batch,
@@ -197,78 +177,15 @@ def make_job(spec: Spec, folder: Path, model: architecture.Architecture, unknown
         last_layers=adapter.last_layers,
         dora=adapter.dora,
         quantization=spec.quantization,
-        eval_tokens=lengths["eval_tokens"],
+        eval_tokens=found.eval_tokens,
         evaluations=evaluations,
         probe_tokens=2 * spec.probes.rows * spec.probes.max_new_tokens,
-        scored_share=min(1.0, lengths["scored"] / max(1, lengths["tokens"])),
+        scored_share=min(1.0, found.scored / max(1, found.tokens)),
     )
 
 
 def _epochs(spec: Spec) -> float:
     return spec.train.epochs if spec.train.epochs is not None else 3.0
-
-
-def _counted(spec: Spec, folder: Path, unknown: list[str]) -> dict[str, int] | None:
-    """Exact lengths with the model's own tokenizer; None where that cannot be had."""
-    from burst import check
-
-    try:
-        if spec.model_kind == "hub":
-            within(NETWORK_S, lambda: models.resolve(spec, folder))
-    except TimeoutError:
-        unknown.append(f"the tokenizer of {spec.model}: the hub does not answer; lengths are estimated from characters")
-        return None
-    except BurstError as error:
-        unknown.append(f"{error.what}; lengths are estimated from characters")
-        return None
-    report = check.check(spec, folder)
-    if not report.tokenized or not report.ok:
-        problems = [issue for issue in report.issues.shown if issue.blocks]
-        raise InvalidInput(
-            f"the data cannot be trained on: {problems[0].where}: {problems[0].what}" if problems else "no row is left",
-            "see everything with: burst check",
-        )
-    train = report.train
-    share = train.weighted_tokens / max(1, train.lengths.total)
-    return {
-        "longest": max(
-            train.lengths.summary()["max"], report.evaluation.lengths.summary()["max"] if report.evaluation.rows else 0
-        ),
-        "tokens": train.weighted_tokens,
-        "squared": int(train.lengths.squares * share),
-        "rows": train.weighted_rows,
-        "scored": int(train.scored_tokens * share),
-        "eval_tokens": report.evaluation.lengths.total,
-    }
-
-
-def _characters(spec: Spec, folder: Path) -> dict[str, int]:
-    """Lengths from the size of each row, for a model whose tokenizer is not here."""
-    from burst import dataset
-
-    found = {"longest": 1, "tokens": 0, "squared": 0, "rows": 0, "scored": 0, "eval_tokens": 0}
-    wanted = [(source.path, source.repeat, True) for source in spec.data.training_sources]
-    wanted += [(spec.data.eval, 1, False)] if spec.data.eval else []
-    for name, repeat, trained in wanted:
-        file = dataset.locate(folder, name, "train" if trained else "eval", repeat)
-        for row in dataset.read(file, spec.data.format, dataset.FileFacts(None), lambda *_: None):
-            length = min(spec.data.max_length, int(len(row.content) / CHARACTERS_PER_TOKEN) + 1)
-            if trained:
-                found["longest"] = max(found["longest"], length)
-                found["tokens"] += length * repeat
-                found["squared"] += length * length * repeat
-                found["rows"] += repeat
-            else:
-                found["eval_tokens"] += length
-    if not found["rows"]:
-        raise InvalidInput("no row is left to train on", "see everything with: burst check")
-    if spec.data.eval_split:
-        held = spec.data.eval_split
-        found["eval_tokens"] = int(found["tokens"] * held)
-        found["rows"] = max(1, round(found["rows"] * (1 - held)))
-        found["tokens"], found["squared"] = int(found["tokens"] * (1 - held)), int(found["squared"] * (1 - held))
-    found["scored"] = found["tokens"] // 2
-    return found
 
 
 # --- machines --------------------------------------------------------------------------------------------------------
@@ -308,7 +225,7 @@ def cloud_machines(spec: Spec, unknown: list[str], enabled: tuple[str, ...] | No
     quotes, problems = prices.quotes(spec.cloud.prices, enabled)
     unknown += problems
     if enabled is None:
-        unknown.append("which clouds SkyPilot reaches was not answered in time: prices are of all clouds")
+        unknown.append("which clouds SkyPilot reaches is not known yet: prices are of all clouds")
     if spec.cloud.infra is not None:
         wanted = tuple(place.lower() for place in spec.cloud.infra)
         quotes = [quote for quote in quotes if quote.infra.lower().startswith(wanted)]
