@@ -114,7 +114,7 @@ def test_train_fetch_and_tear_down_in_this_order(rig: slurm.Rig, job: Path) -> N
     refused = on_rig(rig, "train", "--where", "cloud", "--max-cost", "0.5", "--yes", cwd=job, check=False)
     assert (refused.returncode, "--max-cost" in refused.stderr.splitlines()[-1]) == (3, True)
     unasked = on_rig(rig, "train", "--where", "cloud", cwd=job, check=False)
-    assert (unasked.returncode, unasked.stderr.splitlines()[-1]) == (1, "do this: launch it with: --yes")
+    assert (unasked.returncode, unasked.stderr.splitlines()[-1]) == (1, "do this: launch it with: --yes --max-cost USD")
     assert runs(rig, job) == []
 
     done = on_rig(rig, "train", "--where", "cloud", "--yes", "--max-cost", "3", "--name", "first", cwd=job)
@@ -160,7 +160,19 @@ def test_launcher_killed(rig: slurm.Rig, job: Path, step: str) -> None:
     """SIGKILL right after the record of a step: another process finds the truth, the adapter if there is one, and ends it."""
     (job / "killer.py").write_text(KILLER)
     launcher = subprocess.run(
-        [sys.executable, "killer.py", STEPS[step], "train", "--where", "cloud", "--yes", "--name", "cut"],
+        [
+            sys.executable,
+            "killer.py",
+            STEPS[step],
+            "train",
+            "--where",
+            "cloud",
+            "--yes",
+            "--max-cost",
+            "9",
+            "--name",
+            "cut",
+        ],
         cwd=job,
         env={**os.environ, **rig.environment(), "HF_TOKEN": TOKEN, "WANDB_API_KEY": KEY},
         text=True,
@@ -193,7 +205,19 @@ def test_launcher_killed(rig: slurm.Rig, job: Path, step: str) -> None:
 def test_ctrl_c_in_the_launch_leaves_nothing_behind(rig: slurm.Rig, job: Path) -> None:
     """Twice, as impatient people do: the launch is cancelled, the machine is ended, and it is gone."""
     launcher = subprocess.Popen(
-        [sys.executable, "-m", "burst.cli", "train", "--where", "cloud", "--yes", "--name", "regret"],
+        [
+            sys.executable,
+            "-m",
+            "burst.cli",
+            "train",
+            "--where",
+            "cloud",
+            "--yes",
+            "--max-cost",
+            "9",
+            "--name",
+            "regret",
+        ],
         cwd=job,
         env={**os.environ, **rig.environment(), "HF_TOKEN": TOKEN, "WANDB_API_KEY": KEY},
         text=True,
@@ -227,7 +251,7 @@ except BurstError as error:
 
 def test_a_node_that_goes_has_saved_its_adapter(rig: slurm.Rig, job: Path) -> None:
     """Nobody is there when the job ends, ssh breaks, the node is lost: the adapter comes home, and the run knows the rest."""
-    on_rig(rig, "train", "--where", "cloud", "--yes", "--detach", "--name", "gone", cwd=job)
+    on_rig(rig, "train", "--where", "cloud", "--yes", "--max-cost", "9", "--detach", "--name", "gone", cwd=job)
     on_rig(rig, "logs", "-f", "gone", cwd=job)
     before = runs(rig, job)[0]
     assert (before["state"], before["adapter"]) == ("sealed", "only on the machine")

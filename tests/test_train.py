@@ -48,7 +48,7 @@ def test_from_jsonl_to_a_sealed_adapter_at_home(job: Path) -> None:
     home = job / "adapters/first"
     assert Path(record["destination"]) == home
     assert seal.verify_seal(home).seal_id == record["seal_id"]
-    assert "where: this machine (auto means local in this version)" in result.stderr
+    assert "where   this machine: CPU" in result.stderr
 
     shown = burst("show", "first", cwd=job).stdout
     assert "loss by step" in shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -69,6 +70,8 @@ def decide(
     chosen = made.chosen
     if (chosen is None or where == "cloud") and where != "local" and (able := _able(made)):
         # the machine's real price is asked of SkyPilot before anything is launched: what is not in a price list is no obstacle
+        if chosen is None:
+            made = dataclasses.replace(made, chosen=able[0], reasons=("it fits; its price is asked of SkyPilot now",))
         return Decision("cloud", _decided(spec, able, chosen or able[0]), made)
     if chosen is None:
         raise NothingFits("\n".join(made.reasons), ADVICE)
