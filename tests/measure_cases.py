@@ -117,7 +117,7 @@ def measured(
     if config.train.gradient_checkpointing == "on":  # what train() does at its start
         loop.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     before(loop)
-    applied = apply(loop, config, False, lambda *a, **k: None)
+    applied = apply(loop, config, False, lambda *a, **k: None, tile_tokens=7)
     return *window(loop), applied, loop
 
 
@@ -125,6 +125,7 @@ def window(loop) -> tuple[float, dict]:
     loop.model.zero_grad()
     loop.create_optimizer()
     batches, count = loop.get_batch_samples(iter(loop.get_train_dataloader()), 4, torch.device("cpu"))
+    loop.current_gradient_accumulation_steps = len(batches)
     total = sum(loop.training_step(loop.model, batch, count).item() for batch in batches)
     return total, gradients(loop.model)
 
@@ -201,6 +202,122 @@ def graph_cut_keeps_and_recomputes_nothing_below() -> dict:
         measured("llama", rows, config, count)
         counts[" ".join(measures) or "plain"] = calls
     return counts
+
+
+@case
+def tiled_mlp() -> dict:
+    """Rows of several tiles of 7 tokens, the last one not full; phi3 has gate and up in one matrix."""
+    rows = rows_of([40, 33, 14, 5])
+    found = {
+        f"{family} checkpointing={on}": equal(family, ["tiled_mlp"], rows, on, targets=targets)
+        for family, targets in (
+            ("llama", SEVEN),
+            ("gemma3_text", SEVEN),
+            ("phi3", ["qkv_proj", "gate_up_proj", "down_proj"]),
+        )
+        for on in (False, True)
+    }
+    return found | {"frozen MLP": equal("llama", ["tiled_mlp"], rows, True, targets=SEVEN[:4])}
+
+
+@case
+def tiled_mlp_sees_tiles() -> dict:
+    """Tokens of each call of one down projection: forward, and the second run in the backward pass."""
+    seen: list[int] = []
+
+    def watch(loop) -> None:
+        mlp = loop.model.get_base_model().model.layers[0].mlp
+        mlp.down_proj.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[-2]))
+
+    measured("llama", rows_of([20]), config_of(False, ["tiled_mlp"], effective_batch=1), watch)
+    return {"tokens": seen}
+
+
+@case
+def tiled_mlp_leaves_experts_alone() -> dict:
+    found = {}
+    for family in ("qwen3_moe", "qwen3_next"):
+        try:
+            measured(family, rows_of([12, 9, 7, 5]), config_of(False, ["tiled_mlp"], targets=["q_proj", "v_proj"]))
+        except Stop as stop:
+            found[family] = stop.what
+    *_, applied, _ = measured(  # every other layer is dense
+        "qwen3_moe", rows_of([12, 9, 7, 5]), config_of(False, ["tiled_mlp"], targets=["q_proj"]), decoder_sparse_step=2
+    )
+    return found | {"mixed": applied.patches["tiled_mlp"].detail}
+
+
+@case
+def boundary_offload() -> dict:
+    rows = rows_of([24, 17, 9, 5])
+    return {
+        "llama": equal("llama", ["boundary_offload"], rows, True),
+        "gemma3_text": equal("gemma3_text", ["boundary_offload"], rows, True),
+        "last two layers": equal("llama", ["graph_cut", "boundary_offload"], rows, True, last_layers=2),
+    }
+
+
+@case
+def boundary_offload_uses_its_buffers_again() -> dict:
+    """Buffers made in one window and in a second one; what waits on the device meanwhile; none is left in use."""
+    config = config_of(True, ["boundary_offload"], effective_batch=1)
+    *_, applied, loop = measured("llama", rows_of([24]), config)
+    layer = loop.model.get_base_model().model.layers[0]
+    pool = next(c.cell_contents for c in layer.forward.__closure__ if type(c.cell_contents).__name__ == "Pool")
+    first = pool.made
+    window(loop)
+    return {"first": first, "after": pool.made, "free": len(pool.free), "bytes": pool.size_bytes}
+
+
+@case
+def fused_lora() -> dict:
+    rows = rows_of([24, 17, 9, 5])
+    found = {
+        f"{family} checkpointing={on}": equal(family, ["fused_lora"], rows, on)
+        for family in ("llama", "qwen2")
+        for on in (False, True)
+    }
+    return found | {"after the cut": equal("llama", ["graph_cut", "fused_lora"], rows, True, last_layers=2)}
+
+
+@case
+def fused_lora_on_4_bits() -> dict:
+    """One bitsandbytes NF4 matrix with PEFT's layer for it: outputs and gradients, of the input too."""
+    import bitsandbytes
+    from burst_payload.measures import fused_lora as measure
+    from burst_payload.measures.apply import Subject
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(0)
+    layer = bitsandbytes.nn.Linear4bit(64, 128, bias=True, quant_type="nf4", compute_dtype=torch.float32)
+    layer.weight = bitsandbytes.nn.Params4bit(torch.randn(128, 64), requires_grad=False, quant_type="nf4")
+    wrapped = torch.nn.Sequential(layer.to("cpu"))
+    wrapped.is_loaded_in_4bit = True
+    wrapped = get_peft_model(wrapped, LoraConfig(r=4, target_modules=["0"]))
+    lora = wrapped.base_model.model[0]
+    torch.nn.init.normal_(lora.lora_B["default"].weight)
+    x = torch.randn(2, 5, 64, requires_grad=True)
+
+    def run() -> tuple[float, dict]:
+        wrapped.zero_grad()
+        x.grad = None
+        loss = wrapped(x).square().mean()
+        loss.backward()
+        return loss.item(), gradients(wrapped) | {"x": x.grad.clone()}
+
+    expected = run()
+    patches = measure.apply(Subject(wrapped))
+    ran = wrapped(x).grad_fn.next_functions[0][0].name()
+    found = run()
+    patches.undo()
+    return {"kind": type(lora).__name__, "ran": ran, **difference(expected, found)}
+
+
+@case
+def all_together() -> dict:
+    rows = rows_of([40, 33, 14, 5])
+    names = ["scored_logits", "graph_cut", "fused_lora", "tiled_mlp", "boundary_offload"]
+    return {family: equal(family, names, rows, True, last_layers=2) for family in ("llama", "gemma3_text", "smollm3")}
 
 
 @case

@@ -78,6 +78,36 @@ def test_graph_cut(results: dict[str, Any]) -> None:
 
 
 @pytest.mark.payload
+def test_tiled_mlp(results: dict[str, Any]) -> None:
+    assert_same(results["tiled_mlp"], 7)
+    assert {found["detail"] for found in results["tiled_mlp"].values()} == {"4 MLPs in tiles of 7 tokens"}
+    assert results["tiled_mlp_sees_tiles"]["tokens"] == [7, 7, 6, 7, 7, 6]
+    alone = results["tiled_mlp_leaves_experts_alone"]
+    assert all("no gated MLP was found outside of experts" in alone[name] for name in ("qwen3_moe", "qwen3_next"))
+    assert alone["mixed"] == "2 MLPs in tiles of 7 tokens"
+
+
+@pytest.mark.payload
+def test_boundary_offload(results: dict[str, Any]) -> None:
+    assert_same(results["boundary_offload"], 3)
+    pool = results["boundary_offload_uses_its_buffers_again"]
+    assert pool == {"first": 4, "after": 4, "free": 4, "bytes": 24 * 32 * 4}
+
+
+@pytest.mark.payload
+def test_fused_lora(results: dict[str, Any]) -> None:
+    assert_same(results["fused_lora"], 5)
+    quantized = results["fused_lora_on_4_bits"]
+    assert (quantized["kind"], quantized["ran"], quantized["tensors"]) == ("Linear4bit", "_LoraLinearBackward", 3)
+    assert max(quantized["loss"], quantized["gradient"]) < SAME
+
+
+@pytest.mark.payload
+def test_all_together(results: dict[str, Any]) -> None:
+    assert_same(results["all_together"], 3)
+
+
+@pytest.mark.payload
 def test_refusals_and_the_record(results: dict[str, Any]) -> None:
     found = results["refusals"]
     assert "graph_cut (the adapter starts at the first layer)" in found["asked"]

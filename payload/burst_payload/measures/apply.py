@@ -24,6 +24,7 @@ class Subject:
 
     model: torch.nn.Module
     trainer: Any = None
+    tile_tokens: int = table.TILE_TOKENS
 
 
 @dataclass
@@ -50,16 +51,27 @@ def facts_of(subject: Subject, config: RunConfig, on_gpu: bool) -> table.Facts:
         on_gpu=on_gpu,
         first_trained_layer=structure.first_trained_layer(subject.model),
         dropout=config.adapter.dropout > 0,
+        dora=config.adapter.dora,
+        longest_tokens=config.train.batch * max(map(len, subject.trainer.train_dataset["input_ids"]), default=0),
         checkpointing=checkpointing == "on" or (checkpointing == "auto" and on_gpu),
     )
 
 
-def apply(trainer: Any, config: RunConfig, on_gpu: bool, emit: Callable[..., None], *, tight: bool = False) -> Applied:
-    """Apply the run's measures to a built trainer and its model. ``tight``: memory is short, take those that cost time.
+def apply(
+    trainer: Any,
+    config: RunConfig,
+    on_gpu: bool,
+    emit: Callable[..., None],
+    *,
+    tight: bool = False,
+    tile_tokens: int = table.TILE_TOKENS,
+) -> Applied:
+    """Apply the run's measures to a built trainer and its model.
 
+    ``tight``: memory is short, take those that cost time too. ``tile_tokens``: what an MLP works on at a time.
     Raises ``Stop`` where a measure that was asked for does not apply.
     """
-    subject = Subject(trainer.model, trainer)
+    subject = Subject(trainer.model, trainer, tile_tokens)
     asked = config.train.measures
     choice = table.choose(asked, facts_of(subject, config, on_gpu), tight=tight)
     applied = Applied(skipped=dict(choice.skipped))

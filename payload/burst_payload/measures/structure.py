@@ -45,3 +45,30 @@ def first_trained_layer(model: torch.nn.Module) -> int:
     if trained - set().union(*per_layer):
         return 0
     return next((index for index, ids in enumerate(per_layer) if ids), 0)
+
+
+def gated_mlps(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Dense gated MLPs of the language model: down(act(gate(x)) * up(x)), with gate and up apart or as one matrix.
+
+    Whatever stands inside of a mixture of experts is left out, shared experts too.
+    """
+    base = base_of(model)
+    mixtures = [name for name, module in base.named_modules() if hasattr(module, "experts")]
+    return [
+        module
+        for name, module in base.named_modules()
+        if _is_gated(module)
+        and not re.fullmatch(NOT_TEXT, name)
+        and not any(name == mixture or name.startswith(f"{mixture}.") for mixture in mixtures)
+    ]
+
+
+def _is_gated(module: torch.nn.Module) -> bool:
+    parts = dict(module.named_children())
+    inputs = {"gate_proj", "up_proj"} if "gate_proj" in parts else {"gate_up_proj"}
+    activation = getattr(module, "act_fn", None) or getattr(module, "activation_fn", None)
+    return (
+        callable(activation)
+        and inputs | {"down_proj"} <= parts.keys()
+        and all(hasattr(parts[i], "weight") for i in inputs)
+    )

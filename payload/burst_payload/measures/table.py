@@ -11,13 +11,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+TILE_TOKENS = 2048
+"""Tokens that an MLP works on at a time, unless the memory plan says otherwise."""
+
+
 @dataclass(frozen=True)
 class Facts:
-    """What a decision rests on, known before training. Lengths and sizes are tokens."""
+    """What a decision rests on, known before training. ``longest_tokens``: of one pass, all rows of it together."""
 
     on_gpu: bool = False
     first_trained_layer: int = 0
     dropout: bool = False
+    dora: bool = False
+    longest_tokens: int = 0
     checkpointing: bool = False
 
 
@@ -29,6 +35,11 @@ class Need(NamedTuple):
 
 
 NEEDS = {
+    "no_dropout": Need(lambda facts: not facts.dropout, "adapter dropout would draw other numbers in the second run"),
+    "plain_lora": Need(lambda facts: not (facts.dropout or facts.dora), "the adapter has dropout or DoRA"),
+    "long_rows": Need(
+        lambda facts: facts.longest_tokens > 2 * TILE_TOKENS, f"no pass has more than {2 * TILE_TOKENS} tokens"
+    ),
     "frozen_below": Need(lambda facts: facts.first_trained_layer > 0, "the adapter starts at the first layer"),
     "checkpointing": Need(lambda facts: facts.checkpointing, "gradient checkpointing is off"),
     "cuda": Need(lambda facts: facts.on_gpu, "there is no GPU whose memory it could save"),
@@ -65,6 +76,29 @@ MEASURES = (
         "frozen layers below the first trained one run without a graph: nothing kept, recomputed or differentiated",
         "boundaries",
         needs=("frozen_below",),
+    ),
+    Measure(
+        "fused_lora",
+        "each projection and its LoRA pair are one function that keeps its input alone; a 4-bit matrix is dequantized once a pass",
+        "activations",
+        needs=("plain_lora",),
+        pays=("cuda",),
+    ),
+    Measure(
+        "tiled_mlp",
+        "gated MLPs run a tile of tokens at a time, and again in the backward pass",
+        "mlp",
+        needs=("no_dropout",),
+        pays=("long_rows",),
+        when="tight",
+    ),
+    Measure(
+        "boundary_offload",
+        "hidden states between layers wait for the backward pass in host memory",
+        "boundaries",
+        needs=("checkpointing",),
+        pays=("cuda",),
+        when="tight",
     ),
 )
 NAMES = tuple(measure.name for measure in MEASURES)
