@@ -100,6 +100,7 @@ class Training:
     longest_tokens: int = 0
     dropout: bool = False
     dora: bool = False
+    gated_mlp: bool = True
 
 
 def taken(training: Training, *, on_gpu: bool, tight: bool = False) -> frozenset[str]:

@@ -178,6 +178,7 @@ def _measures(job: Job, machine: Machine, wishes: Wishes) -> tuple[frozenset[str
         first_trained_layer=layers - min(layers, job.last_layers or layers),
         longest_tokens=job.batch * job.longest,
         dora=job.dora,
+        gated_mlp=not job.architecture.moe,
     )
     usual: frozenset[str] | None = None
     for names in measures.ladder(training, on_gpu=machine.card is not None):

@@ -52,6 +52,7 @@ def facts_of(subject: Subject, config: RunConfig, on_gpu: bool) -> table.Facts:
         first_trained_layer=structure.first_trained_layer(subject.model),
         dropout=config.adapter.dropout > 0,
         dora=config.adapter.dora,
+        gated_mlp=bool(structure.gated_mlps(subject.model)),
         longest_tokens=config.train.batch * max(map(len, subject.trainer.train_dataset["input_ids"]), default=0),
         checkpointing=checkpointing == "on" or (checkpointing == "auto" and on_gpu),
     )

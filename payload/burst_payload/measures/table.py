@@ -23,6 +23,7 @@ class Facts:
     first_trained_layer: int = 0
     dropout: bool = False
     dora: bool = False
+    gated_mlp: bool = True
     longest_tokens: int = 0
     checkpointing: bool = False
 
@@ -36,6 +37,7 @@ class Need(NamedTuple):
 
 NEEDS = {
     "no_dropout": Need(lambda facts: not facts.dropout, "adapter dropout would draw other numbers in the second run"),
+    "gated_mlp": Need(lambda facts: facts.gated_mlp, "the model has no gated MLP outside of experts"),
     "plain_lora": Need(lambda facts: not (facts.dropout or facts.dora), "the adapter has dropout or DoRA"),
     "long_rows": Need(
         lambda facts: facts.longest_tokens > 2 * TILE_TOKENS, f"no pass has more than {2 * TILE_TOKENS} tokens"
@@ -88,7 +90,7 @@ MEASURES = (
         "tiled_mlp",
         "gated MLPs run a tile of tokens at a time, and again in the backward pass",
         "mlp",
-        needs=("no_dropout",),
+        needs=("gated_mlp", "no_dropout"),
         pays=("long_rows",),
         when="tight",
     ),
