@@ -10,9 +10,13 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import signal
 import subprocess
 import sys
+import time
+import traceback
 from pathlib import Path
+from typing import NoReturn
 
 
 class Forks:
@@ -25,7 +29,12 @@ class Forks:
             [python, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
 
-    def run(self, bundle: Path, *arguments: str, fault: str | None = None, **environment: str) -> int:
+    def run(
+        self, bundle: Path, *arguments: str, fault: str | None = None, alone: bool = False, **environment: str
+    ) -> int:
+        """``alone``: the worker without its supervisor."""
+        if alone:
+            arguments = (*arguments, "--worker")
         assert self.process.stdin and self.process.stdout
         job = {"bundle": str(bundle), "arguments": arguments, "fault": fault, "environment": environment}
         self.process.stdin.write(json.dumps(job) + "\n")
@@ -36,21 +45,72 @@ class Forks:
         self.process.communicate()
 
 
+class Worker:
+    """Of ``subprocess.Popen``, what the supervisor uses, for a fork."""
+
+    def __init__(self, pid: int, stdin: object) -> None:
+        self.pid, self.stdin, self.returncode = pid, stdin, None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float = 3600) -> int:
+        deadline = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("a fork", timeout)
+            time.sleep(0.005)
+        return self.returncode
+
+
+def start_worker(command: list[str], folder: Path, environment: dict[str, str], descriptor: int) -> Worker:
+    """What ``supervisor.start_worker`` does, without a new interpreter."""
+    theirs, ours = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        os.dup2(theirs, 0)
+        os.close(ours)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        os.environ.clear()
+        os.environ |= environment
+        train(command[3:])
+    os.close(theirs)
+    return Worker(pid, os.fdopen(ours, "wb"))
+
+
 def child(job: dict) -> None:
     os.chdir(job["bundle"])
     with open("log.txt", "ab", buffering=0) as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     os.environ |= job["environment"]
+    if job["fault"]:
+        os.environ["BURST_FAULT"] = job["fault"]
+    from burst_payload import supervisor
+
+    supervisor.start_worker = start_worker
+    train(job["arguments"])
+
+
+def train(arguments: list[str]) -> NoReturn:
+    """``python train.py ARGUMENTS`` in this process."""
     from burst_payload import records
 
-    records.plant(job["fault"])
-    sys.argv = ["train.py", *job["arguments"]]
+    records.plant(os.environ.get("BURST_FAULT"))
+    sys.argv = ["train.py", *arguments]
     code: object = 1
     try:
         runpy.run_path("train.py", run_name="__main__")
     except SystemExit as end:
         code = end.code
+    except BaseException:
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         os._exit(code if isinstance(code, int) else 0)

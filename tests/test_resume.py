@@ -70,7 +70,7 @@ def test_killed_at_any_micro_step_it_ends_bit_for_bit_the_same(
     chance = random.Random(optimizer)
     kills = sorted(chance.sample(MICRO_STEPS[1:], 2)) + [(8, 0)]  # the first of an epoch as well
     for step, part in sorted(kills):
-        assert forks.run(other, fault=f"kill:micro-step {step}:{part + 1}") == -9
+        assert forks.run(other, fault=f"kill:micro-step {step}:{part + 1}", alone=True) == -9
     assert forks.run(other) == 0, (other / "log.txt").read_text()
     assert weights(other) == weights(one), kills
     assert [event["step"] for event in of_kind(other, "resume")] == [
@@ -98,7 +98,7 @@ def test_a_damaged_checkpoint_is_passed_over(
     bundle: Path, straight: Path, forks: Forks, tmp_path: Path, damage: str
 ) -> None:
     copy = copy_bundle(bundle, tmp_path / "copy")
-    assert forks.run(copy, fault="kill:micro-step 7") == -9
+    assert forks.run(copy, fault="kill:micro-step 7", alone=True) == -9
     newest = copy / "out/checkpoints/step-6"
     file = newest / "optimizer.safetensors"
     content = file.read_bytes()
@@ -119,7 +119,7 @@ def test_a_damaged_checkpoint_is_passed_over(
 
 def test_a_checkpoint_of_something_else_is_refused_by_name(bundle: Path, forks: Forks, tmp_path: Path) -> None:
     copy = copy_bundle(bundle, tmp_path / "copy")
-    assert forks.run(copy, fault="kill:micro-step 3") == -9
+    assert forks.run(copy, fault="kill:micro-step 3", alone=True) == -9
     kept = shutil.copytree(copy, tmp_path / "kept")
     change_run(copy, "train", learning_rate=0.02)
     assert forks.run(copy) == 2

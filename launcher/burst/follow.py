@@ -53,11 +53,17 @@ def fold(view: View, event: dict[str, Any]) -> View:
     kind = event["event"]
     if kind == "phase":
         since = event["time"] if event.get("name") == "train" else view.training_since
-        # a payload that was started again begins anew
-        fresh = View() if event.get("name") == "verify" else view
+        fresh = view
+        if event.get("name") == "verify":  # a payload that was started again; it says which step it goes on from
+            fresh = View(notes=view.notes, losses=view.losses, eval_losses=view.eval_losses)
+        elif event.get("name") == "load" and not view.resumed_step:
+            fresh = replace(view, losses=(), eval_losses=())
         return replace(fresh, phase=str(event.get("name")), training_since=since)
     if kind == "resume":
-        return replace(view, resumed_step=int(event["step"]), step=int(event["step"]))
+        at = int(event["step"])
+        losses = tuple(item for item in view.losses if item[0] <= at)
+        eval_losses = tuple(item for item in view.eval_losses if item[0] <= at)
+        return replace(view, resumed_step=at, step=at, losses=losses, eval_losses=eval_losses)
     if kind == "plan":
         return replace(view, steps=int(event["steps"]))
     if kind == "data":

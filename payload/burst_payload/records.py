@@ -26,8 +26,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CHUNK_BYTES = 1 << 20
+FAULT_ALWAYS_VARIABLE = "BURST_FAULT_ALWAYS"
 FAULT_VARIABLE = "BURST_FAULT"
-"""``ACTION:PATTERN[:N]``: at the N-th point (default the first) whose name matches, ``kill``, ``hang``, ``full`` or ``term``."""
+"""``ACTION:PATTERN[:N]``: at the N-th point (default the first) whose name matches, ``kill``, ``segv``, ``term``,
+``hang``, ``full`` (the disk) or ``error``. A restarted worker is spared, unless ``BURST_FAULT_ALWAYS`` is set."""
 
 
 class _Fault:
@@ -43,10 +45,11 @@ class _Fault:
         self.left -= 1
         if self.left != 0:
             return
-        if self.action == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        elif self.action == "term":
-            os.kill(os.getpid(), signal.SIGTERM)
+        signals = {"kill": "SIGKILL", "segv": "SIGSEGV", "term": "SIGTERM"}
+        if self.action in signals:
+            os.kill(os.getpid(), getattr(signal, signals[self.action]))
+        elif self.action == "error":
+            raise RuntimeError("planted")
         elif self.action == "full":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), point)
         elif self.action == "hang":

@@ -7,8 +7,8 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from burst_payload import stop
-from burst_payload.records import EventLog, read_events, write_json
+from burst_payload import pulse, stop
+from burst_payload.records import EventLog, reach, read_events, write_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,13 +19,13 @@ EVENTS_NAME = "events.jsonl"
 
 
 class Reporter:
-    """Events, status file and log lines of one run: what happens, told once."""
+    """Events, status file and log lines of one run: what happens, told once. ``pid`` is the process to stop it by."""
 
-    def __init__(self, output: Path) -> None:
+    def __init__(self, output: Path, pid: int | None = None) -> None:
         self.events = EventLog(output / EVENTS_NAME)
         self.output = output
         self.phases: dict[str, float] = {}
-        self._status: dict[str, Any] = {"state": "running", "pid": os.getpid()}
+        self._status: dict[str, Any] = {"state": "running", "pid": pid or os.getpid()}
         self._written = 0.0
         self._phase: tuple[str, float] | None = None
 
@@ -36,7 +36,9 @@ class Reporter:
         if self._phase is not None:
             self.phases[self._phase[0]] = round(self.phases.get(self._phase[0], 0.0) + now - self._phase[1], 3)
         self._phase = (name, now)
+        pulse.beat(phase=name)
         self.emit("phase", name=name)
+        reach(f"phase {name}")
         self.status(phase=name)
 
     def emit(self, kind: str, **fields: Any) -> None:

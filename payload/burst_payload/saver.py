@@ -6,7 +6,7 @@ import errno
 import time
 from typing import TYPE_CHECKING, Any
 
-from burst_payload import checkpoints, training_state
+from burst_payload import checkpoints, pulse, training_state
 from burst_payload.checkpoints import DiskFull
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ class Saver:
 
     def save(self, trainer: Any, boundary: Boundary, progress: dict[str, Any]) -> bool:
         """Write and prove a checkpoint, then let older ones go. A full disk is said and is no reason to stop training."""
+        pulse.beat(busy="checkpoint")
         started = time.monotonic()
         need = training_state.size_bytes(trainer)
         extra = {"identity": self.identity, "optim": str(trainer.args.optim.value), "progress": progress}

@@ -35,9 +35,10 @@ if TYPE_CHECKING:
     from burst_payload.reporter import Reporter
 
 
-def train_and_seal(prepared: Prepared, bundle_id: str, reporter: Reporter) -> None:
+def train_and_seal(prepared: Prepared, bundle_id: str, reporter: Reporter, *, tight: bool = False) -> None:
     """Load, audit, train, save, seal. The probes after training come last: by then the adapter is safe.
 
+    ``tight``: memory was short before, so measures that cost time are taken too.
     Raises ``Stop`` when an audit fails, when training is unsound, or when the saved adapter does not verify.
     """
     config, on_gpu = prepared.config, prepared.capability is not None
@@ -83,7 +84,7 @@ def train_and_seal(prepared: Prepared, bundle_id: str, reporter: Reporter) -> No
             if parameter.requires_grad:
                 parameter.data = parameter.data.float()
     audits.check_adapter_dtype(adapted, prepared.precise.adapter)
-    loop.measures = apply.apply(loop, config, on_gpu, reporter.emit)
+    loop.measures = apply.apply(loop, config, on_gpu, reporter.emit, tight=tight)
     reporter.phase("train")
     loop.run(start)
     step = loop.state.global_step

@@ -17,7 +17,7 @@ from datasets import Dataset
 from transformers import PrinterCallback, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
-from burst_payload import audits, stop, training_state
+from burst_payload import audits, pulse, stop, training_state
 from burst_payload.chat import IGNORED_LABEL
 from burst_payload.checkpoints import STATE_NAME
 from burst_payload.measures.apply import Applied
@@ -25,6 +25,7 @@ from burst_payload.model import optimizer_name
 from burst_payload.records import reach, read_json
 from burst_payload.stop import Stop
 from burst_payload.training_state import Boundary
+from burst_payload.watchdog import Pace
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -93,6 +94,10 @@ class Trainer(SFTTrainer):
     _scored_loss = 0.0
     _scored = 0
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._pace = Pace()
+
     def run(self, start: Checkpoint | None) -> None:
         """Train to the end, from a checkpoint or from the beginning. A signal ends it after a checkpoint (``Interrupted``)."""
         self._started = time.monotonic()
@@ -112,13 +117,19 @@ class Trainer(SFTTrainer):
             raise
 
     def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        pulse.beat(micro=self.state.global_step)
         reach(f"micro-step {self.state.global_step}")
         stop.check()
-        self.tokens_seen += inputs["input_ids"].numel()
-        return super().training_step(model, inputs, *args, **kwargs)
+        started, tokens = time.monotonic(), inputs["input_ids"].numel()
+        self.tokens_seen += tokens
+        loss = super().training_step(model, inputs, *args, **kwargs)
+        if slow := self._pace.step(time.monotonic() - started, tokens):
+            self.progress.emit("note", text=slow)
+        return loss
 
     def prediction_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """One batch of the evaluation; its loss counts by its scored tokens, and no logits are kept."""
+        pulse.beat(batch=self.state.global_step)
         reach("evaluate batch")
         stop.check()
         scored = int((inputs["labels"][..., 1:] != IGNORED_LABEL).sum())
