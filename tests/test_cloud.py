@@ -255,6 +255,9 @@ def test_a_node_that_goes_has_saved_its_adapter(rig: slurm.Rig, job: Path) -> No
     on_rig(rig, "logs", "-f", "gone", cwd=job)
     before = runs(rig, job)[0]
     assert (before["state"], before["adapter"]) == ("sealed", "only on the machine")
+    seen = on_rig(rig, "doctor", "--json", cwd=job, check=False)
+    machine = [finding for finding in json.loads(seen.stdout) if finding["part"] == "machine"]
+    assert [(finding["state"], finding["do"]) for finding in machine] == [("bad", "burst down gone")]
     broken = subprocess.run(
         [sys.executable, "-c", BROKEN_SSH],
         cwd=job,

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from burst.cli_runs import json_option, print_json
-from burst.errors import ExitCode
+from burst.errors import BurstError, ExitCode
+
+if TYPE_CHECKING:
+    from burst.doctor import Finding
 
 
 @click.command()
@@ -56,12 +60,31 @@ def doctor(as_json: bool) -> None:
 
     question = clouds.ask()
     seen = dataclasses.replace(looking.look(), clouds=question.answer())
-    findings = looking.judge(seen)
+    findings = [*looking.judge(seen), *_machines(seen.skypilot is not None)]
     if as_json:
         print_json(looking.to_json(findings))
     else:
         screens.out().print(plan_screens.findings(findings))
     raise SystemExit(ExitCode.FAILED if any(finding.state == "bad" for finding in findings) else ExitCode.OK)
+
+
+def _machines(has_skypilot: bool) -> list[Finding]:
+    """The rented machines, records against providers; nobody is asked where nothing was ever rented."""
+    from burst import launch, machines, screens
+    from burst.doctor import Finding
+    from burst.places import skypilot
+    from burst.waiting import within
+
+    known = [record for _, record in launch.readable_runs()[0] if record.cluster is not None]
+    if not known or not has_skypilot:
+        return []
+    try:
+        with screens.err().status("asking the providers for machines"):
+            there = within(machines.LIMIT_S, skypilot.machines)
+    except (BurstError, TimeoutError) as error:
+        why = error.what if isinstance(error, BurstError) else f"no answer in {machines.LIMIT_S:.0f} s"
+        return [Finding("machine", "note", f"machines cannot be asked for: {why}", "", "try again, or: sky status -r")]
+    return machines.reconcile(known, there)
 
 
 plan_commands = [plan, doctor]

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from burst.places.sky_tasks import Order
 
+PREFIX = "burst-"
+"""How the name of every machine of burst's begins."""
 SYNC_S = 5.0
 DOWN_LIMIT_S = 600.0
 _ACTIVE = ("INIT", "PENDING", "SETTING_UP", "RUNNING")
@@ -46,7 +48,7 @@ class SkyPilot:
         sky = client()
         # Unique, and a folder of its own: on Slurm and on own machines the home folder outlives the machine
         name = re.sub(r"[^a-z0-9]+", "-", run.name.lower()).strip("-")[:32].rstrip("-")
-        cluster = f"burst-{name}-{uuid.uuid4().hex[:6]}"
+        cluster = f"{PREFIX}{name}-{uuid.uuid4().hex[:6]}"
         saved = f"{order.cloud.store.rstrip('/')}/{cluster}" if order.cloud.store else None
         task = sky_tasks.train_task(order, _folder(cluster), saved)
         run.update(cluster=cluster, hourly_usd=order.limit.hourly_usd, launched=time.time(), store=saved)
@@ -253,6 +255,17 @@ class SkyPilot:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
+
+
+def machines() -> dict[str, str]:
+    """The state of every machine that SkyPilot knows, by name, each asked of its provider. Raises ``BurstError``."""
+    sky = client()
+    try:
+        found = sky.get(sky.status(None, refresh=sky.StatusRefreshMode.FORCE))
+    except Exception as error:
+        raise explained(error, "SkyPilot does not answer") from error
+    states = {str(field(item, "name")): field(item, "status") for item in found}
+    return {name: str(getattr(state, "value", state)) for name, state in states.items()}
 
 
 def _see_gone(run: Run) -> bool:
