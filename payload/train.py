@@ -42,6 +42,7 @@ step (at least BURST_STALL_S, 120 seconds), that is killed or that crashes is en
 a bounded number of times. SIGTERM or SIGINT: a checkpoint is saved within 25 seconds. A second one: at once.
 
 Options: --model FOLDER  the base model, where run.json names a local one
+         --gpus N        GPUs of this machine to train on together; train.effective_batch is of all of them
          --check         verify, build every configuration, tokenize every row, and stop before loading the model
          --fresh         set the checkpoints aside and train from the beginning
 
@@ -61,7 +62,7 @@ sys.path.insert(0, str(HERE))
 os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # read when torch is imported
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 
-from burst_payload import libraries, supervisor, worker  # noqa: E402
+from burst_payload import libraries, ranks, supervisor, worker  # noqa: E402
 from burst_payload.stop import ExitCode  # noqa: E402
 
 OUTPUT = HERE / "out"
@@ -81,13 +82,14 @@ def main() -> int:
     from filelock import FileLock, Timeout
 
     # a worker whose supervisor was killed is about to die; another supervisor is not
-    name, patience_s = (".worker.lock", 30) if options.worker else (".lock", 0)
+    name, patience_s = (f".worker-{ranks.mine()}.lock", 30) if options.worker else (".lock", 0)
     try:
         with FileLock(OUTPUT / name, timeout=patience_s):
             if options.worker:
                 return worker.main(HERE, options)
             command = supervisor.command_of(Path(__file__), sys.argv[1:])
-            return supervisor.supervise(HERE, command, fresh=options.fresh)
+            processes = 1 if options.check else options.gpus
+            return supervisor.supervise(HERE, command, fresh=options.fresh, processes=processes)
     except Timeout:
         print(f"error: another process trains in {OUTPUT}\ndo this: wait for it, or stop it", file=sys.stderr)
         return ExitCode.FAILED
@@ -100,6 +102,13 @@ def parse_options() -> argparse.Namespace:
         metavar="FOLDER",
         default=os.environ.get("BURST_MODEL"),
         help="the base model, where run.json names a local one",
+    )
+    parser.add_argument(
+        "--gpus",
+        type=int,
+        metavar="N",
+        default=int(os.environ.get("BURST_GPUS") or 1),
+        help="GPUs to train on together, one process each (without a GPU: processes)",
     )
     parser.add_argument("--check", action="store_true", help="stop before the model is loaded")
     parser.add_argument("--fresh", action="store_true", help="set checkpoints aside and train from the beginning")

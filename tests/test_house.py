@@ -26,6 +26,7 @@ TORCH_FREE = {
     "strict_json",
     "checkpoints",
     "pulse",
+    "ranks",
     "watchdog",
     "supervisor",
     "worker",

@@ -74,6 +74,8 @@ def test_price_order_autodown_limits_hooks_and_secrets(tmp_path: Path) -> None:
     assert task["envs"] == {
         "BURST_FOLDER": "burst/one",
         "BURST_PYTHON": "/opt/my python",
+        "BURST_GPUS": "1",
+        "BURST_CAPABILITY": "8.0",
         "BURST_CANARY": "",
         "BURST_STORE": "s3://mine/adapters",
         "BURST_SETUP_LIMIT_S": "1800",
@@ -155,7 +157,7 @@ def catalogs(tmp_path: Path) -> Path:
 
 
 def test_each_priced_region_is_an_offer_of_its_own(catalogs: Path) -> None:
-    found = sky_script(catalogs, PRICED, "A100,A100-80GB,A100:8")
+    found = [*sky_script(catalogs, PRICED, "A100,A100-80GB"), *sky_script(catalogs, PRICED, "A100:8")]
     prices = {(offer["infra"], offer["accelerators"]): offer["hourly_usd"] for offer in found}
     assert prices == {
         ("lambda/us-east-1", "A100:1"): 1.29,

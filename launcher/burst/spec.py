@@ -7,6 +7,7 @@ two meanings: what a key does not say is in its default, and ``docs/spec.md`` is
 from __future__ import annotations
 
 import difflib
+import re
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -178,7 +179,7 @@ class Cloud(Section):
     gpus: list[str] = Field(
         default_factory=lambda: ["A100", "A100-80GB", "H100"],
         min_length=1,
-        description="acceptable GPUs, by SkyPilot's names",
+        description="acceptable GPUs, by SkyPilot's names; `A100:4` is four of them that share each step",
     )
     infra: list[str] | None = Field(
         None,
@@ -206,6 +207,21 @@ class Cloud(Section):
     )
     max_cost_usd: float | None = Field(None, gt=0, description="hard limit of one run")
     max_hours: float | None = Field(None, gt=0, description="hard limit of one run")
+
+    @field_validator("gpus")
+    @classmethod
+    def _one_count(cls, value: list[str]) -> list[str]:
+        odd = [gpu for gpu in value if not re.fullmatch(r"[^:]+(:[1-9]\d{0,2})?", gpu)]
+        if odd:
+            raise ValueError(f"{odd[0]!r} is not a GPU's name, or a name and how many, such as A100:4")
+        if len({gpu.partition(":")[2] or "1" for gpu in value}) > 1:
+            raise ValueError("give the same number of each GPU: the rows of a step are shared among them")
+        return value
+
+    @property
+    def count(self) -> int:
+        """How many GPUs a machine has."""
+        return int(self.gpus[0].partition(":")[2] or 1)
 
 
 class Choice(Section):
@@ -236,6 +252,16 @@ class Spec(Section):
     plan: Choice = Field(default_factory=Choice, description="how auto chooses")
     cloud: Cloud = Field(default_factory=Cloud, description="rented machines")
     export: list[str] = Field(default_factory=list, description="formats to make after the adapter is safe")
+
+    @model_validator(mode="after")
+    def _batch_can_be_shared(self) -> Spec:
+        together = self.train.batch * self.cloud.count
+        if self.train.effective_batch % together:
+            raise ValueError(
+                f"train.effective_batch {self.train.effective_batch} cannot be shared by {self.cloud.count} GPUs with "
+                f"batches of {self.train.batch}: make it a multiple of {together}"
+            )
+        return self
 
     @field_validator("export", mode="before")
     @classmethod

@@ -6,6 +6,7 @@ looks like knowledge. Nothing here waits for a network longer than ``NETWORK_S``
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import platform
@@ -234,6 +235,8 @@ def cloud_machines(spec: Spec, unknown: list[str], enabled: tuple[str, ...] | No
         best = cheapest.get(quote.gpu)
         if best is None or _rank(quote) < _rank(best):
             cheapest[quote.gpu] = quote
+    count = spec.cloud.count
+    several = (f"{count} GPUs share each step: counted as {count} times as fast and dear as one",) if count > 1 else ()
     machines = []
     for name in dict.fromkeys([*(gpu.partition(":")[0] for gpu in spec.cloud.gpus), *cheapest]):
         card = cards.find(name)
@@ -251,8 +254,23 @@ def cloud_machines(spec: Spec, unknown: list[str], enabled: tuple[str, ...] | No
             blocked.append(f"SkyPilot does not reach {found.infra.partition('/')[0]} here: sky check")
         if found is not None and not found.autodown and not spec.cloud.without_autodown:
             blocked.append("it cannot delete itself when idle: accept that with cloud.without_autodown: true")
-        around = Surroundings(rented=True, downloads=spec.model_kind == "hub", environment=spec.cloud.python is None)
-        machines.append(Machine("cloud", name, card, around, card.memory_bytes, quote=found, blocked=tuple(blocked)))
+        if found is not None and found.hourly_usd is not None:
+            found = dataclasses.replace(found, hourly_usd=found.hourly_usd * count)
+        around = Surroundings(
+            rented=True, downloads=spec.model_kind == "hub", environment=spec.cloud.python is None, faster=count
+        )
+        machines.append(
+            Machine(
+                "cloud",
+                name,
+                card,
+                around,
+                card.memory_bytes,
+                quote=found,
+                blocked=tuple(blocked),
+                remarks=several,
+            )
+        )
     return machines
 
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from burst_payload import precision, tiny
+from burst_payload import precision, ranks, tiny
 from burst_payload.model_files import fingerprint
 from burst_payload.stop import ExitCode, Stop, first_line
 
@@ -129,7 +129,9 @@ def load_base(folder: Path, precise: Precision, quantized: bool, on_gpu: bool) -
     dtype = getattr(torch, precise.compute)
     arguments: dict[str, Any] = {"dtype": dtype, "attn_implementation": "sdpa", "local_files_only": True}
     if on_gpu:
-        arguments["device_map"] = {"": 0}  # exactly one device: dispatching over several breaks LoRA training
+        arguments["device_map"] = {
+            "": ranks.local()
+        }  # exactly one device: dispatching over several breaks LoRA training
     if quantized:
         arguments["quantization_config"] = quantization_config(dtype)
     try:

@@ -38,9 +38,11 @@ class _Fault:
     def __init__(self, text: str | None) -> None:
         self.action, self.pattern, count = (*(text or "").split(":"), "", "", "")[:3]
         self.left = int(count or 1)
+        rank = os.environ.get("RANK", "0")
+        self.prefix = f"rank {rank} " if rank != "0" else ""
 
     def reach(self, point: str) -> None:
-        if not fnmatch.fnmatchcase(point, self.pattern):
+        if not fnmatch.fnmatchcase(self.prefix + point, self.pattern):
             return
         self.left -= 1
         if self.left != 0:

@@ -19,9 +19,14 @@ EVENTS_NAME = "events.jsonl"
 
 
 class Reporter:
-    """Events, status file and log lines of one run: what happens, told once. ``pid`` is the process to stop it by."""
+    """Events, status file and log lines of one run: what happens, told once.
 
-    def __init__(self, output: Path, pid: int | None = None) -> None:
+    ``pid`` is the process to stop it by; ``silent``: no log lines.
+    """
+
+    def __init__(self, output: Path, pid: int | None = None, *, silent: bool = False) -> None:
+        output.mkdir(exist_ok=True)
+        self.silent = silent
         self.events = EventLog(output / EVENTS_NAME)
         self.output = output
         self.phases: dict[str, float] = {}
@@ -43,7 +48,8 @@ class Reporter:
 
     def emit(self, kind: str, **fields: Any) -> None:
         self.events.write(kind, **fields)
-        print(line_for(kind, fields), flush=True)
+        if not self.silent:
+            print(line_for(kind, fields), flush=True)
         if kind == "step":
             self.status(throttle=True, step=fields["step"], steps=fields["steps"], loss=fields["loss"])
 

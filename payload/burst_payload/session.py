@@ -18,6 +18,7 @@ from burst_payload import (
     model,
     prepare,
     probes,
+    ranks,
     stop,
     trainer,
     training_state,
@@ -44,7 +45,8 @@ def train_and_seal(prepared: Prepared, bundle_id: str, reporter: Reporter, *, ti
     config, on_gpu = prepared.config, prepared.capability is not None
     started = time.time()
     identity = identify(prepared, bundle_id)
-    start = find_start(prepared, identity, reporter)
+    with prepared.arguments.main_process_first(local=True):  # damaged checkpoints are set aside by one
+        start = find_start(prepared, identity, reporter)
     reporter.phase("load")
     base = model.load_base(prepared.base_folder, prepared.precise, prepared.quantized, on_gpu)
     item_bytes = getattr(torch, prepared.precise.compute).itemsize
@@ -66,7 +68,8 @@ def train_and_seal(prepared: Prepared, bundle_id: str, reporter: Reporter, *, ti
         device=artifacts.gpu_name() or "cpu",
     )
 
-    asked = [probes.from_example(example, prepared.facts) for example in _probe_rows(prepared)]
+    speaks = ranks.mine() == 0
+    asked = [probes.from_example(example, prepared.facts) for example in _probe_rows(prepared)] if speaks else []
     if asked:
         reporter.phase("probe before")
     before = [probes.answer(adapted, probe, prepared.facts, config.probes.max_new_tokens) for probe in asked]
@@ -75,7 +78,7 @@ def train_and_seal(prepared: Prepared, bundle_id: str, reporter: Reporter, *, ti
     progress = trainer.Progress(
         reporter.emit, audits.lora_b(adapted), config.train, last_step, evaluates=bool(prepared.evaluation)
     )
-    saver = Saver(prepared.output, bundle_id, identity, config.train.save_steps, reporter.emit)
+    saver = Saver(prepared.output, bundle_id, identity, config.train.save_steps, reporter.emit) if speaks else None
     loop = trainer.build(
         adapted, prepared.arguments, prepared.tokenizer, prepared.train, prepared.evaluation, progress, saver
     )
@@ -91,6 +94,8 @@ def train_and_seal(prepared: Prepared, bundle_id: str, reporter: Reporter, *, ti
     if prepared.evaluation and (not progress.eval_losses or progress.eval_losses[-1][0] != step):
         reporter.phase("evaluate")
         loop.evaluate()
+    if not speaks:  # its part is done: the adapters of all processes are equal
+        return
     step = take_best(loop, step, reporter) if progress.keeps_best else step
 
     reporter.phase("save")

@@ -17,7 +17,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from burst_payload import checkpoints, manifest, pulse, records, seal, watchdog
+from burst_payload import checkpoints, manifest, pulse, ranks, records, seal, watchdog
+from burst_payload.ranks import Ranks
 from burst_payload.reporter import Reporter
 from burst_payload.stop import ExitCode
 from burst_payload.watchdog import Death, Vitals
@@ -41,14 +42,14 @@ class Asked:
 
     def __init__(self) -> None:
         self.times: list[float] = []
-        self.worker: subprocess.Popen[bytes] | None = None
+        self.worker: Ranks | None = None
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._hand_on)
 
     def _hand_on(self, number: int, _frame: Any) -> None:
         self.times.append(time.monotonic())
         if self.worker is not None:
-            send(self.worker, number)
+            self.worker.send(number)
 
     def overdue(self, now: float) -> bool:
         """Whether the worker has had its time to end in order."""
@@ -57,8 +58,11 @@ class Asked:
         return bool(self.times) and now - self.times[0] > GRACE_S
 
 
-def supervise(folder: Path, command: Sequence[str], *, fresh: bool = False) -> int:
-    """Run ``command`` (the worker) until it has a result, restarting it by rule. Returns the exit code of ``train.py``."""
+def supervise(folder: Path, command: Sequence[str], *, fresh: bool = False, processes: int = 1) -> int:
+    """Run ``command`` (the worker, one process a GPU) until it has a result, restarting it by rule.
+
+    Returns the exit code of ``train.py``.
+    """
     output = folder / "out"
     records.plant(None)  # a planted fault is the worker's
     asked = Asked()
@@ -75,7 +79,7 @@ def supervise(folder: Path, command: Sequence[str], *, fresh: bool = False) -> i
             return ExitCode.SEALED
         if asked.times:
             return interrupted(Reporter(output))
-        ended = look_after(folder, [*command, *tight], asked, len(deaths))
+        ended = look_after(folder, [*command, *tight], asked, len(deaths), processes)
         if isinstance(ended, int):
             return ended
         reporter = Reporter(output)
@@ -93,30 +97,35 @@ def supervise(folder: Path, command: Sequence[str], *, fresh: bool = False) -> i
         reporter.events.close()
 
 
-def look_after(folder: Path, command: list[str], asked: Asked, restarts: int) -> int | Death:
+def look_after(folder: Path, command: list[str], asked: Asked, restarts: int, processes: int) -> int | Death:
     """Start a worker and stay with it to its end: an exit code that is a result, or how it died."""
     ear, mouth = os.pipe()
     stacks = folder / "out" / f"stacks-{restarts + 1}.txt"
-    environment = os.environ | {pulse.VARIABLE: str(mouth), STACKS_VARIABLE: str(stacks)}
+    environment = os.environ | {pulse.VARIABLE: str(mouth)}
     if restarts and records.FAULT_ALWAYS_VARIABLE not in environment:
         environment.pop(records.FAULT_VARIABLE, None)  # a planted fault happens once
     kills = host_memory_kills()
-    worker = start_worker(command, folder, environment, mouth)
+    worker = Ranks(
+        [
+            start_worker(command, folder, environment | of_rank | {STACKS_VARIABLE: f"{stacks}{rank or ''}"}, mouth)
+            for rank, of_rank in enumerate(ranks.environments(processes))
+        ]
+    )
     os.close(mouth)
     asked.worker = worker
     if asked.times:
-        send(worker, signal.SIGTERM)
+        worker.send(signal.SIGTERM)
     vitals = Vitals(time.monotonic())
     try:
         why = listen(worker, ear, vitals, asked, stacks)
     finally:
         asked.worker = None
         os.close(ear)
-        if worker.stdin is not None:
-            worker.stdin.close()
-        if stacks.exists() and stacks.stat().st_size == 0:
-            stacks.unlink()
-    code = worker.returncode
+        worker.close()
+        for path in stacks.parent.glob(f"{stacks.name}*"):
+            if path.stat().st_size == 0:
+                path.unlink()
+    code = worker.wait()
     if why is None and code in set(ExitCode):
         return int(code)
     return death(code, why, vitals, memory_killed=host_memory_kills() > kills)
@@ -131,10 +140,10 @@ def start_worker(
     )
 
 
-def listen(worker: subprocess.Popen[bytes], ear: int, vitals: Vitals, asked: Asked, stacks: Path) -> str | None:
+def listen(worker: Ranks, ear: int, vitals: Vitals, asked: Asked, stacks: Path) -> str | None:
     """Hear a worker's pulse until it has ended. Returns why it was ended, where this process did that."""
     stall_s = float(os.environ.get(STALL_VARIABLE) or watchdog.STALL_S)
-    activity, rest, why = Activity(worker.pid), b"", None
+    activity, rest, why = Activity(worker.pids), b"", None
     tick = min(1.0, stall_s / 4)
     while worker.poll() is None:
         ready, _, _ = select.select([ear], [], [], tick)
@@ -150,14 +159,14 @@ def listen(worker: subprocess.Popen[bytes], ear: int, vitals: Vitals, asked: Ask
                     vitals.hear(json.loads(line), now)
         if asked.times:
             if asked.overdue(now):
-                end_group(worker)
+                worker.send(signal.SIGKILL)
             continue
         if not vitals.has_pace and now - vitals.heard > stall_s / 4:
             activity.look(now)
         why = watchdog.stall(vitals, now, activity.last, stall_s)
         if why is not None:
             take_stacks(worker, vitals, why, stacks)
-            end_group(worker)
+            worker.send(signal.SIGKILL)
             why = f"{why}; stacks in out/{stacks.name}"
             break
     worker.wait()
@@ -197,17 +206,18 @@ def last_words(ended: Death, past: Sequence[Death], output: Path) -> tuple[str, 
 
 
 class Activity:
-    """When a process and its children last used the CPU or moved bytes through files."""
+    """When processes and their children last used the CPU or moved bytes through files."""
 
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
+    def __init__(self, pids: Sequence[int]) -> None:
+        self.pids = pids
         self.last = time.monotonic()
         self._looked = self.last
         self._used = (0.0, 0)
 
     def look(self, now: float) -> None:
         """Two hundredths of the time on a CPU, or a byte, is activity: what sleeps uses neither."""
-        cpu_s, moved = used(self.pid)
+        each = [used(pid) for pid in self.pids]
+        cpu_s, moved = sum(one[0] for one in each), sum(one[1] for one in each)
         if moved > self._used[1] or cpu_s - self._used[0] > 0.02 * (now - self._looked) + 0.02:
             self.last = now
             self._used, self._looked = (cpu_s, moved), now
@@ -229,33 +239,22 @@ def used(pid: int) -> tuple[float, int]:
     return cpu_s, moved
 
 
-def take_stacks(worker: subprocess.Popen[bytes], vitals: Vitals, why: str, path: Path) -> None:
+def take_stacks(worker: Ranks, vitals: Vitals, why: str, path: Path) -> None:
     """Write down what a stalled worker was doing: the stacks of its threads, seen from inside and outside, and the GPU."""
     if hasattr(signal, "SIGUSR1"):
-        send(worker, signal.SIGUSR1, group=False)
+        worker.send(signal.SIGUSR1, group=False)
         deadline = time.monotonic() + 5.0
         while time.monotonic() < deadline and not (path.exists() and path.stat().st_size):
             time.sleep(0.05)
         time.sleep(0.2)  # it is written line by line
     with open(path, "a", encoding="utf-8") as file:
-        file.write(f"\n{why}\nphase {vitals.phase}, step {vitals.step}, process {worker.pid}\n")
-        for tool in (["py-spy", "dump", "--pid", str(worker.pid)], ["nvidia-smi"]):
+        file.write(f"\n{why}\nphase {vitals.phase}, step {vitals.step}, process {worker.pids[0]}\n")
+        for tool in (["py-spy", "dump", "--pid", str(worker.pids[0])], ["nvidia-smi"]):
             if shutil.which(tool[0]) is None:
                 continue
             file.write(f"\n$ {' '.join(tool)}\n")
             with contextlib.suppress(subprocess.SubprocessError, OSError):
                 file.write(subprocess.run(tool, text=True, capture_output=True, timeout=20, check=False).stdout)
-
-
-def send(worker: subprocess.Popen[bytes], number: int, *, group: bool = True) -> None:
-    """A signal to the worker, or to its whole group; one that has ended is left alone."""
-    if worker.poll() is None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            (os.killpg if group else os.kill)(worker.pid, number)
-
-
-def end_group(worker: subprocess.Popen[bytes]) -> None:
-    send(worker, signal.SIGKILL)
 
 
 def host_memory_kills() -> int:

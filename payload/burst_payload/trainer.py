@@ -17,13 +17,13 @@ from datasets import Dataset
 from transformers import PrinterCallback, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
-from burst_payload import audits, pulse, stop, training_state
+from burst_payload import audits, pulse, ranks, shares, stop, training_state
 from burst_payload.chat import IGNORED_LABEL
 from burst_payload.checkpoints import STATE_NAME
 from burst_payload.measures.apply import Applied
 from burst_payload.model import optimizer_name
 from burst_payload.records import reach, read_json
-from burst_payload.stop import Stop
+from burst_payload.stop import ExitCode, Stop
 from burst_payload.training_state import Boundary
 from burst_payload.watchdog import Pace
 
@@ -49,7 +49,7 @@ def training_arguments(config: RunConfig, precise: Precision, output: Path, on_g
         max_steps=train.max_steps or -1,
         per_device_train_batch_size=train.batch,
         per_device_eval_batch_size=train.batch,
-        gradient_accumulation_steps=train.effective_batch // train.batch,
+        gradient_accumulation_steps=accumulation(train),
         learning_rate=train.learning_rate,
         lr_scheduler_type=train.scheduler,
         warmup_steps=train.warmup_steps,
@@ -61,6 +61,9 @@ def training_arguments(config: RunConfig, precise: Precision, output: Path, on_g
         bf16=on_gpu and precise.compute == "bfloat16",
         fp16=on_gpu and precise.compute == "float16",
         use_cpu=not on_gpu,
+        ddp_backend="gloo" if ranks.count() > 1 and not on_gpu else None,
+        ddp_find_unused_parameters=False,  # every adapter matrix is used in every pass
+        ddp_broadcast_buffers=False,
         gradient_checkpointing=checkpointing,
         gradient_checkpointing_kwargs={"use_reentrant": False} if checkpointing else None,
         max_length=None,
@@ -80,6 +83,18 @@ def training_arguments(config: RunConfig, precise: Precision, output: Path, on_g
     )
 
 
+def accumulation(train: Train) -> int:
+    """Micro-steps of each process in an optimizer step. Raises ``Stop`` where the effective batch cannot be shared out."""
+    together = train.batch * ranks.count()
+    if train.effective_batch % together:
+        raise Stop(
+            f"train.effective_batch {train.effective_batch} cannot be shared by {ranks.count()} GPUs with batches of {train.batch}",
+            f"make it a multiple of {together}, or take fewer GPUs",
+            ExitCode.INVALID,
+        )
+    return train.effective_batch // together
+
+
 class Trainer(SFTTrainer):
     """``SFTTrainer`` whose checkpoints are verified folders, whose evaluation weighs tokens, and which can end between steps."""
 
@@ -90,6 +105,7 @@ class Trainer(SFTTrainer):
     tokens_seen = 0
     measures = Applied()
     _resumed_s = 0.0
+    _fresh_tokens = 0
     _started = 0.0
     _scored_loss = 0.0
     _scored = 0
@@ -121,7 +137,7 @@ class Trainer(SFTTrainer):
         reach(f"micro-step {self.state.global_step}")
         stop.check()
         started, tokens = time.monotonic(), inputs["input_ids"].numel()
-        self.tokens_seen += tokens
+        self._fresh_tokens += tokens
         loss = super().training_step(model, inputs, *args, **kwargs)
         if slow := self._pace.step(time.monotonic() - started, tokens):
             self.progress.emit("note", text=slow)
@@ -141,8 +157,29 @@ class Trainer(SFTTrainer):
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
         self._scored_loss, self._scored = 0.0, 0
         output = super().evaluation_loop(*args, **kwargs)
-        output.metrics["eval_loss"] = self._scored_loss / self._scored
+        loss, scored = self._summed(self._scored_loss, self._scored)
+        output.metrics["eval_loss"] = loss / scored
         return output
+
+    def _summed(self, *values: float) -> list[float]:
+        """The sums of numbers over all processes."""
+        if ranks.count() == 1:
+            return list(values)
+        together = torch.tensor(values, dtype=torch.float64, device=self.args.device)
+        return [float(value) for value in self.accelerator.reduce(together, "sum")]
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        if ranks.count() == 1:
+            return super()._get_train_sampler(train_dataset)
+        return shares.Filled(len(self.train_dataset) - 1, self._round_rows(), self.args.data_seed)
+
+    def _get_eval_sampler(self, eval_dataset: Any) -> Any:
+        if ranks.count() == 1:
+            return super()._get_eval_sampler(eval_dataset)
+        return shares.Filled(len(eval_dataset) - 1, self._round_rows())
+
+    def _round_rows(self) -> int:
+        return int(self.args.per_device_train_batch_size) * ranks.count()
 
     def seconds(self) -> float:
         """Time in the training loop so far, former segments included."""
@@ -152,6 +189,8 @@ class Trainer(SFTTrainer):
         return Boundary(self.state.global_step, training_state.random_states(), self.tokens_seen, self.seconds())
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        (fresh,) = self._summed(self._fresh_tokens)
+        self.tokens_seen, self._fresh_tokens = self.tokens_seen + int(fresh), 0
         super()._maybe_log_save_evaluate(*args, **kwargs)
         self.boundary = self._now()
 
@@ -320,6 +359,9 @@ def build(
 
 
 def as_dataset(examples: list[Example]) -> Dataset:
+    """The rows; where several processes share them, a blank one after the last."""
+    if ranks.count() > 1:
+        examples = [*examples, shares.blank(examples)]
     return Dataset.from_dict(
         {
             "input_ids": [example.input_ids for example in examples],

@@ -14,7 +14,7 @@ import warnings
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from burst_payload import checkpoints, libraries, manifest, pulse, seal, stop
+from burst_payload import checkpoints, libraries, manifest, pulse, ranks, seal, stop
 from burst_payload import config as run_config
 from burst_payload.records import reach
 from burst_payload.reporter import Reporter
@@ -40,14 +40,18 @@ def main(folder: Path, options: argparse.Namespace) -> int:
     """Train the bundle in ``folder``, and turn every way in which it can end into events, a status and an exit code."""
     supervisor = os.getppid()
     end_with(supervisor)
-    stop.listen()
+    if rank := ranks.mine():
+        stop.ignore()  # the first rank decides where they stop; the others end with it
+    else:
+        stop.listen()
     faulthandler.enable()
     if (path := os.environ.get(STACKS_VARIABLE)) is not None and hasattr(signal, "SIGUSR1"):
         faulthandler.register(signal.SIGUSR1, file=open(path, "w"), all_threads=True)  # noqa: SIM115 - until the end
     number = os.environ.get(pulse.VARIABLE)
-    pulse.open_to(int(number) if number else None)
+    descriptor = int(number) if number else None
+    pulse.open_to(None if rank else descriptor)
     output = folder / "out"
-    reporter = Reporter(output, pid=supervisor)
+    reporter = Reporter(output / f"rank-{rank}", silent=True) if rank else Reporter(output, pid=supervisor)
     try:
         return run(folder, options, reporter)
     except BaseException as error:
@@ -57,6 +61,7 @@ def main(folder: Path, options: argparse.Namespace) -> int:
         if isinstance(error, Stop):
             return failed(reporter, error.what, error.fix, error.code)
         traceback.print_exc()
+        pulse.open_to(descriptor)
         pulse.beat(error=f"{type(error).__name__}: {first_line(error)}")
         # torch's; naming the class would import torch
         return Died.GPU_MEMORY if type(error).__name__ == "OutOfMemoryError" else Died.ERROR
@@ -75,9 +80,9 @@ def run(folder: Path, options: argparse.Namespace, reporter: Reporter) -> int:
     reporter.phase("libraries")
     for name, wanted, found in libraries.differences(folder / "requirements.lock"):
         reporter.emit("note", text=f"{name} {found} instead of the pinned {wanted}")
-    use_one_gpu()
+    use_gpus(ranks.count())
     hush()
-    from burst_payload import prepare, session  # imports torch: only now, with one GPU visible
+    from burst_payload import prepare, session  # imports torch: only now, with the right GPUs visible
 
     reporter.phase("prepare")
     prepared = prepare.prepare(folder, config, options.model, reporter)
@@ -110,10 +115,10 @@ def hush() -> None:
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 
-def use_one_gpu() -> None:
-    """Leave one GPU visible, in PCI order, unless the environment already chooses."""
+def use_gpus(number: int) -> None:
+    """Leave as many GPUs visible as there are processes, in PCI order, unless the environment already chooses."""
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(number))))
 
 
 def interrupted(reporter: Reporter) -> int:

@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from burst import paths
+from burst import cards, paths
 from burst.errors import InvalidInput
 from burst.offers import Offer
 from burst.places.sky_client import client, enabled
@@ -103,6 +103,8 @@ def train_task(order: Order, folder: str, store: str | None = None) -> Any:
             "BURST_FOLDER": folder,
             "BURST_PYTHON": order.cloud.python or "",
             "BURST_STORE": store or "",
+            "BURST_GPUS": str(order.cloud.count),
+            "BURST_CAPABILITY": promised_capability(order.chosen),
             "BURST_CANARY": os.environ.get("BURST_CANARY", ""),
             "BURST_SETUP_LIMIT_S": str(order.limit.setup_s),
             "BURST_RUN_LIMIT_S": str(order.limit.run_s),
@@ -124,6 +126,13 @@ def train_task(order: Order, folder: str, store: str | None = None) -> Any:
         ]
     )
     return task
+
+
+def promised_capability(offers: Iterable[Offer]) -> str:
+    """The least compute capability among what may be launched, such as ``8.0``; ``0.0`` where a card is not in the table."""
+    found = [cards.find(offer.accelerators) for offer in offers]
+    known = [card.capability for card in found if isinstance(card, cards.Card)]
+    return "{}.{}".format(*min(known)) if found and len(known) == len(found) else "0.0"
 
 
 def export_task(folder: str, limit_s: int, cloud: Cloud) -> Any:
